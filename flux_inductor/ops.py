@@ -1,0 +1,242 @@
+"""The fused ops as torch.library ops: schemas, fake kernels, and the call of the engine that executes a plan.
+
+    flux_inductor::all_gather_matmul(x, weights, biases, group, plan, gather_dim, return_gathered) -> Tensor[]
+        x        this rank's shard [..., m, ..., K], at least two dims, any strides
+        weights  each [K, N_i], any strides (x @ W and x @ W.t() alike)
+        biases   empty, or one entry a weight: None or [N_i]
+        returns  one product [..., world * m, ..., N_i] a weight, then, if return_gathered, the whole
+                 [..., world * m, ..., K]; all contiguous, none aliasing a workspace
+
+    flux_inductor::matmul_reduce_scatter(x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale) -> Tensor
+        x        [..., K];  weight [K, N];  bias None or [N];  addend None or the product's shape [..., N]
+        returns  this rank's part, along scatter_dim, of the sum (or mean) over the ranks of
+                 scale * (x @ weight) + bias + addend; contiguous
+
+`group` is a process group's name and `plan` a plan's text, so that a printed graph explains itself and the
+compiler's cache keys see both. What an op computes is defined by the reference engine (runtime/reference.py).
+
+All tensors of a call have one dtype: bfloat16, float16 or float32. The ops are not differentiable; graphs use
+them below autograd, and people use the functions of the same names in autograd.py.
+
+Rejected: torch.library.custom_op (9 us a call against 2.6 for define + impl); an `out=` overload (it saves
+1 us a call in compiled code, and only from torch 2.13 on).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flux_inductor.planning.plan import parse_plan
+from flux_inductor.runtime.engine import engine_for
+from flux_inductor.runtime.groups import group_size
+
+FUSED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+REDUCE_OPS = ("sum", "avg")
+
+_LIBRARY = torch.library.Library("flux_inductor", "DEF")
+_TAGS = (torch.Tag.needs_fixed_stride_order,)
+
+_LIBRARY.define(
+    "all_gather_matmul(Tensor x, Tensor[] weights, Tensor?[] biases, str group, str plan, "
+    "int gather_dim, bool return_gathered) -> Tensor[]",
+    tags=_TAGS,
+)
+_LIBRARY.define(
+    "matmul_reduce_scatter(Tensor x, Tensor weight, Tensor? bias, Tensor? addend, str group, str plan, "
+    "int scatter_dim, str reduce_op, float scale) -> Tensor",
+    tags=_TAGS,
+)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _require(condition: bool | torch.SymBool, message: str) -> None:
+    """Raises ValueError unless `condition` holds; conditions on symbolic sizes are left to run time."""
+    if isinstance(condition, bool) and not condition:
+        raise ValueError(message)
+
+
+def _check_operands(op: str, x: Tensor, weights: Sequence[Tensor]) -> None:
+    _require(
+        x.dim() >= 2, f"{op}: x has shape {tuple(x.shape)}; it needs at least two dims, [..., K]"
+    )
+    _require(
+        x.dtype in FUSED_DTYPES,
+        f"{op}: x is {x.dtype}; fused ops take bfloat16, float16 or float32: convert it, or leave the "
+        "collective and the matmul apart",
+    )
+    _require(len(weights) > 0, f"{op}: no weight was given; pass at least one [K, N]")
+    for weight in weights:
+        _require(
+            weight.dim() == 2 and weight.shape[0] == x.shape[-1],
+            f"{op}: a weight of shape {tuple(weight.shape)} does not multiply x of shape {tuple(x.shape)}; "
+            f"it must be [{x.shape[-1]}, N]",
+        )
+        _check_like(op, "a weight", weight, x)
+
+
+def _check_like(op: str, what: str, tensor: Tensor, x: Tensor) -> None:
+    _require(
+        tensor.dtype == x.dtype and tensor.device == x.device,
+        f"{op}: {what} is {tensor.dtype} on {tensor.device}, x is {x.dtype} on {x.device}; "
+        "all tensors of a fused op share one dtype and device",
+    )
+
+
+def _check_bias(op: str, bias: Tensor | None, weight: Tensor, x: Tensor) -> None:
+    if bias is None:
+        return
+    _require(
+        bias.dim() == 1 and bias.shape[0] == weight.shape[1],
+        f"{op}: a bias of shape {tuple(bias.shape)} does not fit a weight of shape {tuple(weight.shape)}; "
+        f"it must be [{weight.shape[1]}]",
+    )
+    _check_like(op, "a bias", bias, x)
+
+
+def _check_gather(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], dim: int
+) -> None:
+    op = "all_gather_matmul"
+    _check_operands(op, x, weights)
+    _require(
+        0 <= dim < x.dim() - 1,
+        f"{op}: gather_dim is {dim}; for x of shape {tuple(x.shape)} it must be in [0, {x.dim() - 2}], "
+        "since the last dim is contracted",
+    )
+    _require(
+        len(biases) in (0, len(weights)),
+        f"{op}: {len(biases)} biases for {len(weights)} weights; pass none, or one entry (a tensor or None) "
+        "for each weight",
+    )
+    for bias, weight in zip(biases, weights, strict=False):
+        _check_bias(op, bias, weight, x)
+
+
+def _check_scatter(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    addend: Tensor | None,
+    group: str,
+    dim: int,
+    reduce_op: str,
+) -> None:
+    op = "matmul_reduce_scatter"
+    _check_operands(op, x, [weight])
+    _check_bias(op, bias, weight, x)
+    product = [*x.shape[:-1], weight.shape[1]]
+    if addend is not None:
+        _require(
+            list(addend.shape) == product,
+            f"{op}: addend has shape {tuple(addend.shape)}; it must have the product's, {tuple(product)}",
+        )
+        _check_like(op, "addend", addend, x)
+    _require(
+        reduce_op in REDUCE_OPS,
+        f"{op}: reduce_op is {reduce_op!r}; it must be one of {', '.join(REDUCE_OPS)}",
+    )
+    _require(
+        0 <= dim < x.dim(),
+        f"{op}: scatter_dim is {dim}; for a product of shape {tuple(product)} it must be in [0, {x.dim() - 1}]",
+    )
+    world = group_size(group)
+    _require(
+        product[dim] % world == 0,
+        f"{op}: dim {dim} of the product {tuple(product)} does not divide by the {world} ranks of group "
+        f"{group!r}; pad it to a multiple of {world}",
+    )
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def _gathered_shape(x: Tensor, group: str, dim: int) -> list[int]:
+    shape = list(x.shape)
+    shape[dim] = shape[dim] * group_size(group)
+    return shape
+
+
+def _rows(x: Tensor) -> int:
+    return math.prod(x.shape[:-1])
+
+
+@torch.library.register_fake("flux_inductor::all_gather_matmul", lib=_LIBRARY)
+def _all_gather_matmul_fake(
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    group: str,
+    plan: str,
+    gather_dim: int,
+    return_gathered: bool,
+) -> list[Tensor]:
+    _check_gather(x, weights, biases, gather_dim)
+    parse_plan(plan)
+    whole = _gathered_shape(x, group, gather_dim)
+    outputs = [x.new_empty([*whole[:-1], weight.shape[1]]) for weight in weights]
+    if return_gathered:
+        outputs.append(x.new_empty(whole))
+    return outputs
+
+
+def _all_gather_matmul(
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    group: str,
+    plan: str,
+    gather_dim: int,
+    return_gathered: bool,
+) -> list[Tensor]:
+    _check_gather(x, weights, biases, gather_dim)
+    chosen = parse_plan(plan).at(group_size(group) * _rows(x))
+    engine = engine_for("all_gather_matmul", x.device.type, group, chosen)
+    return engine.all_gather_matmul(x, weights, biases, group, chosen, gather_dim, return_gathered)
+
+
+@torch.library.register_fake("flux_inductor::matmul_reduce_scatter", lib=_LIBRARY)
+def _matmul_reduce_scatter_fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    addend: Tensor | None,
+    group: str,
+    plan: str,
+    scatter_dim: int,
+    reduce_op: str,
+    scale: float,
+) -> Tensor:
+    _check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
+    parse_plan(plan)
+    shape = [*x.shape[:-1], weight.shape[1]]
+    shape[scatter_dim] = shape[scatter_dim] // group_size(group)
+    return x.new_empty(shape)
+
+
+def _matmul_reduce_scatter(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    addend: Tensor | None,
+    group: str,
+    plan: str,
+    scatter_dim: int,
+    reduce_op: str,
+    scale: float,
+) -> Tensor:
+    _check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
+    chosen = parse_plan(plan).at(_rows(x))
+    engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
+    return engine.matmul_reduce_scatter(
+        x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale
+    )
+
+
+_LIBRARY.impl("all_gather_matmul", _all_gather_matmul, "CompositeExplicitAutograd")
+_LIBRARY.impl("matmul_reduce_scatter", _matmul_reduce_scatter, "CompositeExplicitAutograd")
