@@ -1,4 +1,4 @@
-"""The fused ops as torch.library ops: schemas, fake kernels, and the call of the engine that executes a plan.
+"""The fused ops as torch.library ops: schemas, fake kernels, and the choice of the engine that executes a plan.
 
     flux_inductor::all_gather_matmul(x, weights, biases, group, plan, gather_dim, return_gathered) -> Tensor[]
         x        this rank's shard [..., m, ..., K], at least two dims, any strides
@@ -7,7 +7,8 @@
         returns  one product [..., world * m, ..., N_i] a weight, then, if return_gathered, the whole
                  [..., world * m, ..., K]; all contiguous, none aliasing a workspace
 
-    flux_inductor::matmul_reduce_scatter(x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale) -> Tensor
+    flux_inductor::matmul_reduce_scatter(x, weight, bias, addend, group, plan, scatter_dim, reduce_op,
+                                         scale) -> Tensor
         x        [..., K];  weight [K, N];  bias None or [N];  addend None or the product's shape [..., N]
         returns  this rank's part, along scatter_dim, of the sum (or mean) over the ranks of
                  scale * (x @ weight) + bias + addend; contiguous
@@ -55,16 +56,18 @@ _LIBRARY.define(
 # ---------------------------------------------------------------- checks
 
 
-def _require(condition: bool | torch.SymBool, message: str) -> None:
-    """Raises ValueError unless `condition` holds; conditions on symbolic sizes are left to run time."""
-    if isinstance(condition, bool) and not condition:
+def _require(condition: bool, message: str) -> None:
+    if not condition:
         raise ValueError(message)
 
 
+def _may_equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """False if the sizes are known to differ. Symbolic ones are left to run time: a comparison would add a guard."""
+    return not (isinstance(a, int) and isinstance(b, int)) or a == b
+
+
 def _check_operands(op: str, x: Tensor, weights: Sequence[Tensor]) -> None:
-    _require(
-        x.dim() >= 2, f"{op}: x has shape {tuple(x.shape)}; it needs at least two dims, [..., K]"
-    )
+    _require(x.dim() >= 2, f"{op}: x has shape {tuple(x.shape)}; it needs at least two dims, [..., K]")
     _require(
         x.dtype in FUSED_DTYPES,
         f"{op}: x is {x.dtype}; fused ops take bfloat16, float16 or float32: convert it, or leave the "
@@ -73,7 +76,7 @@ def _check_operands(op: str, x: Tensor, weights: Sequence[Tensor]) -> None:
     _require(len(weights) > 0, f"{op}: no weight was given; pass at least one [K, N]")
     for weight in weights:
         _require(
-            weight.dim() == 2 and weight.shape[0] == x.shape[-1],
+            weight.dim() == 2 and _may_equal(weight.shape[0], x.shape[-1]),
             f"{op}: a weight of shape {tuple(weight.shape)} does not multiply x of shape {tuple(x.shape)}; "
             f"it must be [{x.shape[-1]}, N]",
         )
@@ -92,16 +95,14 @@ def _check_bias(op: str, bias: Tensor | None, weight: Tensor, x: Tensor) -> None
     if bias is None:
         return
     _require(
-        bias.dim() == 1 and bias.shape[0] == weight.shape[1],
+        bias.dim() == 1 and _may_equal(bias.shape[0], weight.shape[1]),
         f"{op}: a bias of shape {tuple(bias.shape)} does not fit a weight of shape {tuple(weight.shape)}; "
         f"it must be [{weight.shape[1]}]",
     )
     _check_like(op, "a bias", bias, x)
 
 
-def _check_gather(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], dim: int
-) -> None:
+def _check_gather(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], dim: int) -> None:
     op = "all_gather_matmul"
     _check_operands(op, x, weights)
     _require(
@@ -133,7 +134,7 @@ def _check_scatter(
     product = [*x.shape[:-1], weight.shape[1]]
     if addend is not None:
         _require(
-            list(addend.shape) == product,
+            addend.dim() == len(product) and all(map(_may_equal, addend.shape, product)),
             f"{op}: addend has shape {tuple(addend.shape)}; it must have the product's, {tuple(product)}",
         )
         _check_like(op, "addend", addend, x)
@@ -147,7 +148,7 @@ def _check_scatter(
     )
     world = group_size(group)
     _require(
-        product[dim] % world == 0,
+        not isinstance(product[dim], int) or product[dim] % world == 0,
         f"{op}: dim {dim} of the product {tuple(product)} does not divide by the {world} ranks of group "
         f"{group!r}; pad it to a multiple of {world}",
     )
@@ -233,9 +234,7 @@ def _matmul_reduce_scatter(
     _check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
     chosen = parse_plan(plan).at(_rows(x))
     engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
-    return engine.matmul_reduce_scatter(
-        x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale
-    )
+    return engine.matmul_reduce_scatter(x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale)
 
 
 _LIBRARY.impl("all_gather_matmul", _all_gather_matmul, "CompositeExplicitAutograd")
