@@ -1,0 +1,167 @@
+"""Everything decided at compile time about one fused op, as a short text that round-trips.
+
+A plan travels in the graph as a string argument, so that a printed graph explains itself, cache keys see
+it, and ranks can compare theirs. One text holds one plan, or a table of plans by rows of the product:
+
+    unfused
+    mesh push chunk=64
+    mesh pull chunk=1024 tile=256x192x64/2x1
+    m<=512: unfused; m<=4096: mesh push chunk=64; mesh push chunk=256
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal, TypeAlias, cast, get_args
+
+Route: TypeAlias = Literal["unfused", "mesh"]
+Direction: TypeAlias = Literal["push", "pull"]
+
+_TILE = re.compile(r"[1-9]\d*x[1-9]\d*x[1-9]\d*/[1-9]\d*x[1-9]\d*", re.ASCII)
+_COUNT = re.compile(r"[1-9]\d*", re.ASCII)
+_BOUND = re.compile(r"m<=([1-9]\d*)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one op runs.
+
+    Args:
+        route: the way of the chunks; "mesh" sends each straight to where it is needed.
+        direction: who executes a transfer: the source ("push") or the target ("pull").
+        chunk: rows (or columns) of a shard that one transfer moves; the last may be shorter.
+        tile: rows x columns x depth / cluster of a CUDA thread block, "" where the engine has no tiles.
+    """
+
+    route: Route
+    direction: Direction = "push"
+    chunk: int = 0
+    tile: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.route in get_args(Route), self.route
+        assert self.direction in get_args(Direction), self.direction
+        if self.route == "unfused":
+            assert (self.direction, self.chunk, self.tile) == ("push", 0, ""), self
+        else:
+            assert self.chunk >= 1, self.chunk
+            assert not self.tile or _TILE.fullmatch(self.tile), self.tile
+
+    @property
+    def fused(self) -> bool:
+        return self.route != "unfused"
+
+    def __str__(self) -> str:
+        if not self.fused:
+            return self.route
+        tile = f" tile={self.tile}" if self.tile else ""
+        return f"{self.route} {self.direction} chunk={self.chunk}{tile}"
+
+
+UNFUSED = Plan("unfused")
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """Plans by rows of the whole product (Problem.m).
+
+    Args:
+        entries: (largest m, inclusive, plan) in rising order; the last one's bound is None: no limit.
+    """
+
+    entries: tuple[tuple[int | None, Plan], ...]
+
+    def __post_init__(self) -> None:
+        assert self.entries[-1][0] is None, self.entries
+        bounds = [0, *(bound for bound, _ in self.entries[:-1] if bound is not None)]
+        assert len(bounds) == len(self.entries), self.entries
+        assert all(low < high for low, high in pairwise(bounds)), self.entries
+
+    @property
+    def fused(self) -> bool:
+        """Whether any size runs fused."""
+        return any(plan.fused for _, plan in self.entries)
+
+    def at(self, m: int) -> Plan:
+        """The plan for a product of `m` rows."""
+        for bound, plan in self.entries:
+            if bound is None or m <= bound:
+                return plan
+        raise AssertionError(self.entries)
+
+    def __str__(self) -> str:
+        return "; ".join(
+            str(plan) if bound is None else f"m<={bound}: {plan}" for bound, plan in self.entries
+        )
+
+
+def single(plan: Plan) -> PlanTable:
+    """The table that holds one plan for every size."""
+    return PlanTable(((None, plan),))
+
+
+@lru_cache(maxsize=1024)
+def parse_plan(text: str) -> PlanTable:
+    """Reads a plan's text: one plan, or entries `m<=<rows>: <plan>` in rising order and one without a bound.
+
+    Raises:
+        ValueError: names the wrong token and what may stand there.
+    """
+    *bounded, last = text.split(";")
+    entries: list[tuple[int | None, Plan]] = []
+    for part in bounded:
+        head, colon, body = part.partition(":")
+        match = _BOUND.fullmatch(head.strip())
+        if not colon or match is None:
+            raise ValueError(
+                f"plan {text!r}: {part.strip()!r} must start with a bound such as 'm<=512:', "
+                "since only the last entry of a table has none"
+            )
+        bound = int(match[1])
+        previous = entries[-1][0] if entries else None
+        if previous is not None and bound <= previous:
+            raise ValueError(
+                f"plan {text!r}: bound m<={bound} must be larger than the one before, m<={previous}"
+            )
+        entries.append((bound, _parse_one(body, text)))
+    if ":" in last:
+        raise ValueError(
+            f"plan {text!r}: the last entry {last.strip()!r} must have no bound; "
+            "add '; unfused' or another plan for larger sizes"
+        )
+    return PlanTable((*entries, (None, _parse_one(last, text))))
+
+
+def _parse_one(part: str, text: str) -> Plan:
+    route, *tokens = part.split() or [""]
+    if route not in get_args(Route):
+        valid = ", ".join(get_args(Route))
+        raise ValueError(f"plan {text!r}: unknown route {route!r}; valid: {valid}")
+    if route == "unfused":
+        if tokens:
+            raise ValueError(f"plan {text!r}: 'unfused' takes nothing, remove {tokens[0]!r}")
+        return UNFUSED
+    direction = tokens[0] if tokens else ""
+    if direction not in get_args(Direction):
+        valid = ", ".join(get_args(Direction))
+        raise ValueError(f"plan {text!r}: {direction!r} after {route!r} is no direction; valid: {valid}")
+    fields: dict[str, str] = {}
+    patterns = {"chunk": _COUNT, "tile": _TILE}
+    for token in tokens[1:]:
+        key, _, value = token.partition("=")
+        if key not in patterns:
+            raise ValueError(
+                f"plan {text!r}: unknown token {token!r}; valid: chunk=<rows>, tile=<MxNxK/cluster>"
+            )
+        if key in fields:
+            raise ValueError(f"plan {text!r}: {key} is given twice")
+        if not patterns[key].fullmatch(value):
+            example = {"chunk": "chunk=64", "tile": "tile=256x192x64/2x1"}[key]
+            raise ValueError(f"plan {text!r}: {token!r} is malformed; write for example {example}")
+        fields[key] = value
+    if "chunk" not in fields:
+        raise ValueError(f"plan {text!r}: chunk is missing; add for example chunk=64")
+    return Plan(cast(Route, route), cast(Direction, direction), int(fields["chunk"]), fields.get("tile", ""))

@@ -1,0 +1,100 @@
+"""One pair of collective and matmul, described by its sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import sympy
+
+Kind: TypeAlias = Literal["all_gather_matmul", "matmul_reduce_scatter"]
+Split: TypeAlias = Literal["rows", "columns"]
+Size: TypeAlias = int | sympy.Expr
+
+ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes of one pair, the same on every rank of the group.
+
+    The whole product has `m` rows. A gather or scatter along an inner dim cuts it into `strips`, each of
+    `world` shards of `rows` rows. With split "columns" (a scatter along the last dim) a shard is a range
+    of columns instead, and `rows` counts all rows of x.
+
+    Args:
+        world: ranks of the group.
+        columns: N of each weight on this rank; exactly one (the whole N) for matmul_reduce_scatter.
+        depth: K on this rank.
+        dtype: "bf16", "fp16" or "fp32".
+        return_gathered: all_gather_matmul also returns the gathered tensor.
+        addend: matmul_reduce_scatter adds another tensor before it reduces.
+    """
+
+    kind: Kind
+    world: int
+    strips: Size
+    rows: Size
+    columns: tuple[Size, ...]
+    depth: Size
+    dtype: str
+    split: Split = "rows"
+    return_gathered: bool = False
+    addend: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.world >= 1, self.world
+        assert self.dtype in ITEMSIZE, self.dtype
+        assert self.columns
+        if self.kind == "all_gather_matmul":
+            assert self.split == "rows"
+            assert not self.addend
+        else:
+            assert len(self.columns) == 1, self.columns
+            assert not self.return_gathered
+        if self.split == "columns" and isinstance(self.columns[0], int):
+            assert self.columns[0] % self.world == 0, (self.columns, self.world)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def m(self) -> Size:
+        """Rows of the whole product."""
+        shards = self.world if self.split == "rows" else 1
+        return self.strips * shards * self.rows
+
+    @property
+    def extent(self) -> Size:
+        """What chunks are cut from: rows of one shard (in every strip), or columns of one."""
+        if self.split == "rows":
+            return self.rows
+        columns = self.columns[0]
+        return columns // self.world if isinstance(columns, int) else columns / self.world
+
+    @property
+    def flops(self) -> Size:
+        """Floating point operations of one rank's matmuls."""
+        return 2 * self.m * sum(self.columns) * self.depth
+
+    @property
+    def shard_bytes(self) -> Size:
+        """Bytes that one rank sends to one peer."""
+        if self.kind == "all_gather_matmul":
+            return self.strips * self.rows * self.depth * self.itemsize
+        other = self.rows if self.split == "columns" else self.columns[0]
+        return self.strips * self.extent * other * self.itemsize
+
+    @property
+    def moved_bytes(self) -> Size:
+        """Bytes that one rank receives from all its peers, and sends to them."""
+        return (self.world - 1) * self.shard_bytes
+
+    @property
+    def symbols(self) -> frozenset[sympy.Symbol]:
+        """Sizes that are unknown until the program runs."""
+        sizes = (self.strips, self.rows, *self.columns, self.depth)
+        free = (size.free_symbols for size in sizes if isinstance(size, sympy.Expr))
+        return frozenset().union(*free)

@@ -1,0 +1,140 @@
+"""Which chunk moves when, and which is multiplied when, on every rank of the group.
+
+Contract
+    A schedule is a pure function of (kind, world, extent, plan), so every rank knows its peers' without
+    asking. It says two orders a rank: `transfers`, in which the rank's one transfer engine moves chunks, and
+    `steps`, in which its blocks claim them for multiplication. An engine adds the waits, which follow from
+    the kind alone:
+      all_gather_matmul      a step of a peer's chunk waits until that chunk has arrived.
+      matmul_reduce_scatter  a transfer waits until its source has multiplied the chunk; a step of an own
+                             chunk, which adds the partials up, waits until every peer's has arrived.
+    A transfer starts only once both sides have entered the call.
+
+Timeline: four ranks, one chunk a shard, seen from rank 0 (r3 = the shard of rank 3)
+    all_gather_matmul       link in        r1   r2   r3
+                            multiply  r0   r1   r2   r3
+    matmul_reduce_scatter   multiply  r1   r2   r3   r0
+                            link out       r1   r2   r3
+                            link in        r0   r0   r0     (from ranks 3, 2, 1)
+
+Physics
+    In phase k (of world - 1) rank r sends to r - k in an all_gather, to r + k in a reduce_scatter: a
+    permutation. So no two ranks write to the same one at a time, each port carries one stream in and one
+    out, and a transfer gets the whole bandwidth of its link. Arrival order equals multiply order on every
+    rank, so the blocks wait for at most one chunk before they can start on peers' data.
+    In an all_gather the own shard is multiplied while the first chunk travels. In a reduce_scatter own
+    chunks come last: they are the only ones that wait, and the last partial travels while they compute.
+
+Rejected
+    Chunk by chunk over all peers (r1.0, r2.0, r3.0, r1.1, ...): the same throughput, but a rank would
+    stop in the first round for whichever peer entered the call last, while peer by peer the k-th neighbour
+    has k - 1 shards' time to come; and consecutive steps would jump between shards, where a contiguous
+    run of rows keeps tiles whole and caches warm.
+    All ranks in the order r0, r1, r2, ...: every rank would read from (or write to) the same one at a time.
+    Own chunks first in a reduce_scatter: dead-locks when blocks are few (see checker.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from flux_inductor.planning.plan import Plan
+from flux_inductor.planning.problem import Kind
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows (or columns) [start, stop) of the owner's shard, in every strip; the index-th of that shard."""
+
+    owner: int
+    index: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A chunk's way from `source` to `target`: the gathered input itself, or the source's partial of it."""
+
+    source: int
+    target: int
+    chunk: Chunk
+
+
+@dataclass(frozen=True)
+class RankSchedule:
+    """Orders of one rank: of its transfer engine, and of its multiplications."""
+
+    transfers: tuple[Transfer, ...]
+    steps: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The orders of all ranks."""
+
+    kind: Kind
+    world: int
+    chunks_per_shard: int
+    ranks: tuple[RankSchedule, ...]
+
+
+def cut(owner: int, extent: int, chunk: int) -> tuple[Chunk, ...]:
+    """The chunks of one shard: `chunk` rows (or columns) each, the last one what remains."""
+    assert extent >= 0, extent
+    assert chunk >= 1, chunk
+    starts = range(0, extent, chunk)
+    return tuple(Chunk(owner, index, start, min(start + chunk, extent)) for index, start in enumerate(starts))
+
+
+@lru_cache(maxsize=1024)
+def rank_schedule(kind: Kind, world: int, rank: int, extent: int, plan: Plan) -> RankSchedule:
+    """The orders of one rank.
+
+    Args:
+        extent: rows of a shard in one strip, or its columns when the product is scattered along columns.
+        plan: a fused plan; `chunk` may exceed `extent`.
+    """
+    assert plan.route == "mesh", plan
+    assert 0 <= rank < world, (rank, world)
+    owners = [(rank + offset) % world for offset in range(world)]
+    if kind == "all_gather_matmul":
+        steps = owners
+        transfers = _all_gather_transfers(rank, world, plan.direction == "push")
+    else:
+        steps = owners[1:] + owners[:1]
+        transfers = _reduce_scatter_transfers(rank, world, plan.direction == "push")
+    shards = [cut(owner, extent, plan.chunk) for owner in range(world)]
+    return RankSchedule(
+        transfers=tuple(
+            Transfer(source, target, chunk) for source, target, owner in transfers for chunk in shards[owner]
+        ),
+        steps=tuple(chunk for owner in steps for chunk in shards[owner]),
+    )
+
+
+def _all_gather_transfers(rank: int, world: int, push: bool) -> list[tuple[int, int, int]]:
+    """(source, target, owner) by phase: to the left-hand neighbours, from the right-hand ones."""
+    if push:
+        return [(rank, (rank - phase) % world, rank) for phase in range(1, world)]
+    sources = [(rank + phase) % world for phase in range(1, world)]
+    return [(source, rank, source) for source in sources]
+
+
+def _reduce_scatter_transfers(rank: int, world: int, push: bool) -> list[tuple[int, int, int]]:
+    """(source, target, owner) by phase: to the right-hand neighbours, from the left-hand ones."""
+    if push:
+        targets = [(rank + phase) % world for phase in range(1, world)]
+        return [(rank, target, target) for target in targets]
+    return [((rank - phase) % world, rank, rank) for phase in range(1, world)]
+
+
+def schedule(kind: Kind, world: int, extent: int, plan: Plan) -> Schedule:
+    """The orders of all ranks; arguments as for `rank_schedule`."""
+    return Schedule(
+        kind=kind,
+        world=world,
+        chunks_per_shard=len(cut(0, extent, plan.chunk)),
+        ranks=tuple(rank_schedule(kind, world, rank, extent, plan) for rank in range(world)),
+    )

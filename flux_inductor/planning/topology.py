@@ -1,0 +1,98 @@
+"""Where the ranks of one process group sit, and what connects them.
+
+A topology is plain data, the same on every rank of the group, and its text form round-trips:
+
+    cpu ranks=2 nodes=1 link=shm
+    cuda ranks=16 nodes=2 numa=2 link=pcie
+
+Detection from a process group is the runtime's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+Link: TypeAlias = Literal["shm", "nvlink", "pcie"]
+
+LINKS: dict[Device, tuple[Link, ...]] = {"cpu": ("shm",), "cuda": ("nvlink", "pcie")}
+_COUNTS = ("ranks", "nodes", "numa")
+_EXAMPLE = "'cpu ranks=2 nodes=1 link=shm' or 'cuda ranks=16 nodes=2 numa=2 link=pcie'"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Ranks of a group and their links.
+
+    Args:
+        device: what the ranks compute on.
+        ranks: all ranks of the group.
+        nodes: hosts, each with the same number of ranks.
+        numa: NUMA domains of each node, each with the same number of ranks.
+        link: what connects two ranks of one node.
+    """
+
+    device: Device
+    ranks: int
+    nodes: int = 1
+    numa: int = 1
+    link: Link = "shm"
+
+    def __post_init__(self) -> None:
+        if self.device not in LINKS:
+            raise ValueError(f"topology: unknown device {self.device!r}; valid: {', '.join(LINKS)}")
+        if self.link not in LINKS[self.device]:
+            valid = ", ".join(LINKS[self.device])
+            raise ValueError(f"topology: unknown link {self.link!r} for {self.device}; valid: {valid}")
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise ValueError(f"topology: {name}={getattr(self, name)} must be at least 1")
+        if self.ranks % self.nodes:
+            raise ValueError(
+                f"topology: ranks={self.ranks} is not divisible by nodes={self.nodes}; "
+                "every node must hold the same number of ranks"
+            )
+        if self.ranks_per_node % self.numa:
+            raise ValueError(
+                f"topology: {self.ranks_per_node} ranks per node are not divisible by "
+                f"numa={self.numa}; every NUMA domain must hold the same number of ranks"
+            )
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.ranks // self.nodes
+
+    def __str__(self) -> str:
+        numa = f" numa={self.numa}" if self.numa != 1 else ""
+        return f"{self.device} ranks={self.ranks} nodes={self.nodes}{numa} link={self.link}"
+
+    @staticmethod
+    def parse(text: str) -> Topology:
+        """Reads the text form. Order of the fields is free; `nodes` and `numa` are 1 when left out.
+
+        Raises:
+            ValueError: names the wrong token and the valid ones.
+        """
+        device, *tokens = text.split() or [""]
+        if device not in LINKS:
+            raise ValueError(
+                f"topology {text!r}: unknown device {device!r}; valid: {', '.join(LINKS)}; "
+                f"write for example {_EXAMPLE}"
+            )
+        fields: dict[str, str] = {}
+        for token in tokens:
+            key, equals, value = token.partition("=")
+            if not equals or key not in (*_COUNTS, "link"):
+                valid = ", ".join(f"{name}=<count>" for name in _COUNTS)
+                raise ValueError(f"topology {text!r}: unknown token {token!r}; valid: {valid}, link=<link>")
+            if key in fields:
+                raise ValueError(f"topology {text!r}: {key} is given twice")
+            if key in _COUNTS and not (value.isascii() and value.isdecimal()):
+                raise ValueError(f"topology {text!r}: {token!r} must be a count, such as {key}=2")
+            fields[key] = value
+        for key in ("ranks", "link"):
+            if key not in fields:
+                raise ValueError(f"topology {text!r}: {key} is missing; write for example {_EXAMPLE}")
+        counts = {key: int(fields[key]) for key in _COUNTS if key in fields}
+        return Topology(device, link=cast(Link, fields["link"]), **counts)
