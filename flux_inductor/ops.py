@@ -1,4 +1,4 @@
-"""The fused ops as torch.library ops: schemas, fake kernels, and the choice of the engine that executes a plan.
+"""The fused ops as torch.library ops: schemas, checks, fake kernels, and the choice of the engine.
 
     flux_inductor::all_gather_matmul(x, weights, biases, group, plan, gather_dim, return_gathered) -> Tensor[]
         x        this rank's shard [..., m, ..., K], at least two dims, any strides
@@ -62,7 +62,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _may_equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    """False if the sizes are known to differ. Symbolic ones are left to run time: a comparison would add a guard."""
+    """False if the sizes are known to differ; comparing symbolic ones would add a guard, so run time does."""
     return not (isinstance(a, int) and isinstance(b, int)) or a == b
 
 
@@ -102,7 +102,7 @@ def _check_bias(op: str, bias: Tensor | None, weight: Tensor, x: Tensor) -> None
     _check_like(op, "a bias", bias, x)
 
 
-def _check_gather(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], dim: int) -> None:
+def check_gather(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], dim: int) -> None:
     op = "all_gather_matmul"
     _check_operands(op, x, weights)
     _require(
@@ -119,7 +119,7 @@ def _check_gather(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor 
         _check_bias(op, bias, weight, x)
 
 
-def _check_scatter(
+def check_scatter(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -144,7 +144,8 @@ def _check_scatter(
     )
     _require(
         0 <= dim < x.dim(),
-        f"{op}: scatter_dim is {dim}; for a product of shape {tuple(product)} it must be in [0, {x.dim() - 1}]",
+        f"{op}: scatter_dim is {dim}; for a product of shape {tuple(product)} it must be in "
+        f"[0, {x.dim() - 1}]",
     )
     world = group_size(group)
     _require(
@@ -177,7 +178,7 @@ def _all_gather_matmul_fake(
     gather_dim: int,
     return_gathered: bool,
 ) -> list[Tensor]:
-    _check_gather(x, weights, biases, gather_dim)
+    check_gather(x, weights, biases, gather_dim)
     parse_plan(plan)
     whole = _gathered_shape(x, group, gather_dim)
     outputs = [x.new_empty([*whole[:-1], weight.shape[1]]) for weight in weights]
@@ -195,7 +196,7 @@ def _all_gather_matmul(
     gather_dim: int,
     return_gathered: bool,
 ) -> list[Tensor]:
-    _check_gather(x, weights, biases, gather_dim)
+    check_gather(x, weights, biases, gather_dim)
     chosen = parse_plan(plan).at(group_size(group) * _rows(x))
     engine = engine_for("all_gather_matmul", x.device.type, group, chosen)
     return engine.all_gather_matmul(x, weights, biases, group, chosen, gather_dim, return_gathered)
@@ -213,7 +214,7 @@ def _matmul_reduce_scatter_fake(
     reduce_op: str,
     scale: float,
 ) -> Tensor:
-    _check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
+    check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
     parse_plan(plan)
     shape = [*x.shape[:-1], weight.shape[1]]
     shape[scatter_dim] = shape[scatter_dim] // group_size(group)
@@ -231,7 +232,7 @@ def _matmul_reduce_scatter(
     reduce_op: str,
     scale: float,
 ) -> Tensor:
-    _check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
+    check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
     chosen = parse_plan(plan).at(_rows(x))
     engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
     return engine.matmul_reduce_scatter(x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale)

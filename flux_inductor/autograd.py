@@ -1,0 +1,244 @@
+"""The fused ops as differentiable functions, for eager code and for programs that call them by name.
+
+The gradients of a fused op are fused ops again (x_k: rank k's shard, G: the whole gathered x, Y: products):
+
+    all_gather_matmul        Y_i = G @ W_i + b_i
+        dx   = reduce_scatter(sum_i dY_i @ W_i.t() + dG)     one matmul_reduce_scatter, the rest its addend
+        dW_i = G.t() @ dY_i,  db_i = sum of dY_i's rows      G is kept from the forward call
+    matmul_reduce_scatter    z = reduce_scatter(scale * x @ W + b + addend)
+        dY   = all_gather(dz)                                one all_gather_matmul, which returns dY too
+        dx   = scale * dY @ W.t(),  dW = scale * x.t() @ dY,  db = sum of dY's rows,  daddend = dY
+
+Keeping G costs world times the memory of keeping the shard; it saves a second gather in the backward pass.
+A compiled program makes that choice by its own checkpointing policy: there, autograd sees the plain
+collectives.
+
+A scatter along the last dim has a gather along the contracted dim as its gradient, for which there is no
+fused op; it runs as all_gather, then matmul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch import Tensor
+
+from flux_inductor import ops
+from flux_inductor.eager_plan import plan_gather, plan_scatter
+from flux_inductor.runtime.groups import group_size, name_of
+
+Group = dist.ProcessGroup | str | None
+
+
+def all_gather_matmul(
+    x: Tensor,
+    weights: Tensor | Sequence[Tensor],
+    group: Group = None,
+    *,
+    biases: Tensor | Sequence[Tensor | None] | None = None,
+    gather_dim: int = 0,
+    return_gathered: bool = False,
+    plan: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Gathers `x` along `gather_dim` over the ranks of `group` and multiplies it by each weight.
+
+    Differentiable in x, weights and biases.
+
+    Args:
+        x: this rank's shard [..., m, ..., K]; bfloat16, float16 or float32.
+        weights: one weight [K, N], or several that share the gather; `linear.weight.t()` is one.
+        group: a process group, its name, or None for the default group.
+        biases: one entry a weight (None or [N]); a tensor if there is one weight.
+        gather_dim: any dim of x but the last, which is contracted.
+        return_gathered: also return the gathered x [..., world * m, ..., K].
+        plan: a plan's text; None lets the strategy choose for these shapes.
+
+    Returns:
+        The product [..., world * m, ..., N] if one weight was given as a tensor and nothing else is wanted,
+        else a tuple: one product a weight, then the gathered tensor if wanted.
+
+    Raises:
+        ValueError: a shape, dtype, dim or plan does not fit; the message names it and the remedy.
+        flux_inductor.FusedOpError: a rank died, came too late or called another op.
+    """
+    single = isinstance(weights, Tensor)
+    weight_list = [weights] if isinstance(weights, Tensor) else list(weights)
+    bias_list = [biases] if isinstance(biases, Tensor) else list(biases or [None] * len(weight_list))
+    name = name_of(group)
+    dim = gather_dim + x.dim() if gather_dim < 0 else gather_dim
+    ops.check_gather(x, weight_list, bias_list, dim)
+    text = plan or plan_gather(x, weight_list, name, dim, return_gathered)
+    outputs = _AllGatherMatmul.apply(name, text, dim, return_gathered, x, *weight_list, *bias_list)
+    return outputs[0] if single and not return_gathered else outputs
+
+
+def matmul_reduce_scatter(
+    x: Tensor,
+    weight: Tensor,
+    group: Group = None,
+    *,
+    bias: Tensor | None = None,
+    addend: Tensor | None = None,
+    scatter_dim: int = 0,
+    reduce_op: str = "sum",
+    scale: float = 1.0,
+    plan: str | None = None,
+) -> Tensor:
+    """Sums `scale * x @ weight + bias + addend` over the ranks of `group`, scattered along `scatter_dim`.
+
+    Differentiable in x, weight, bias and addend.
+
+    Args:
+        x: [..., K]; bfloat16, float16 or float32.
+        weight: [K, N]; `linear.weight.t()` is one.
+        group: a process group, its name, or None for the default group.
+        bias: [N], added on every rank as written: divide it by the number of ranks to add it once.
+        addend: a tensor of the product's shape [..., N], such as the product of another matmul.
+        scatter_dim: any dim of the product; it must divide by the number of ranks.
+        reduce_op: "sum" or "avg".
+        scale: factor of the product.
+        plan: a plan's text; None lets the strategy choose for these shapes.
+
+    Returns:
+        This rank's part of the product, its dim `scatter_dim` divided by the number of ranks.
+
+    Raises:
+        ValueError: a shape, dtype, dim or plan does not fit; the message names it and the remedy.
+        flux_inductor.FusedOpError: a rank died, came too late or called another op.
+    """
+    name = name_of(group)
+    dim = scatter_dim + x.dim() if scatter_dim < 0 else scatter_dim
+    ops.check_scatter(x, weight, bias, addend, name, dim, reduce_op)
+    text = plan or plan_scatter(x, weight, name, dim, has_addend=addend is not None)
+    result: Tensor = _MatmulReduceScatter.apply(name, text, dim, reduce_op, scale, x, weight, bias, addend)
+    return result
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[..., K] as [rows, K]."""
+    return x.flatten(0, -2)
+
+
+class _AllGatherMatmul(torch.autograd.Function):
+    """(group, plan, dim, return_gathered, x, *weights, *biases) -> (*products, gathered if wanted)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        group: str,
+        plan: str,
+        dim: int,
+        return_gathered: bool,
+        x: Tensor,
+        *parameters: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        count = len(parameters) // 2
+        weights, biases = [w for w in parameters[:count] if w is not None], list(parameters[count:])
+        needs_weight_grad = any(ctx.needs_input_grad[5 : 5 + count])
+        outputs = torch.ops.flux_inductor.all_gather_matmul(
+            x, weights, biases, group, plan, dim, return_gathered or needs_weight_grad
+        )
+        gathered = outputs[count] if needs_weight_grad else None
+        ctx.save_for_backward(gathered, *weights)
+        ctx.group, ctx.dim, ctx.count = group, dim, count
+        return tuple(outputs[: count + int(return_gathered)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        gathered, *weights = ctx.saved_tensors
+        count = ctx.count
+        grad_products = list(grads[:count])
+        grad_gathered = grads[count] if len(grads) > count else None
+        grad_x = None
+        if ctx.needs_input_grad[4]:
+            grad_x = _input_gradient(grad_products, weights, grad_gathered, ctx.group, ctx.dim)
+        grad_weights = [
+            _flat(gathered).t() @ _flat(dy) if needed and dy is not None else None
+            for needed, dy in zip(ctx.needs_input_grad[5 : 5 + count], grad_products, strict=True)
+        ]
+        grad_biases = [
+            _flat(dy).sum(0) if needed and dy is not None else None
+            for needed, dy in zip(ctx.needs_input_grad[5 + count :], grad_products, strict=True)
+        ]
+        return (None, None, None, None, grad_x, *grad_weights, *grad_biases)
+
+
+def _input_gradient(
+    grad_products: Sequence[Tensor | None],
+    weights: Sequence[Tensor],
+    grad_gathered: Tensor | None,
+    group: str,
+    dim: int,
+) -> Tensor | None:
+    """reduce_scatter(sum_i dY_i @ W_i.t() + dG): the last matmul is fused, the others are its addend."""
+    pairs = [(dy, w.t()) for dy, w in zip(grad_products, weights, strict=True) if dy is not None]
+    if not pairs:
+        return None if grad_gathered is None else _reduce_scatter(grad_gathered, dim, group)
+    addend = grad_gathered
+    for dy, weight in pairs[:-1]:
+        addend = dy @ weight if addend is None else addend + dy @ weight
+    dy, weight = pairs[-1]
+    plan = plan_scatter(dy, weight, group, dim, has_addend=addend is not None)
+    grad: Tensor = torch.ops.flux_inductor.matmul_reduce_scatter(
+        dy, weight, None, addend, group, plan, dim, "sum", 1.0
+    )
+    return grad
+
+
+class _MatmulReduceScatter(torch.autograd.Function):
+    """(group, plan, dim, reduce_op, scale, x, weight, bias, addend) -> this rank's part."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        group: str,
+        plan: str,
+        dim: int,
+        reduce_op: str,
+        scale: float,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        addend: Tensor | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.group, ctx.dim, ctx.reduce_op, ctx.scale = group, dim, reduce_op, scale
+        result: Tensor = torch.ops.flux_inductor.matmul_reduce_scatter(
+            x, weight, bias, addend, group, plan, dim, reduce_op, scale
+        )
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        if ctx.reduce_op == "avg":
+            grad = grad / group_size(ctx.group)
+        need_x, need_weight, need_bias, need_addend = ctx.needs_input_grad[5:]
+        whole, grad_x = _gather_gradient(grad, weight.t(), ctx.group, ctx.dim, need_x)
+        grad_weight = _flat(x).t() @ _flat(whole) if need_weight else None
+        if ctx.scale != 1.0:
+            grad_x = None if grad_x is None else grad_x * ctx.scale
+            grad_weight = None if grad_weight is None else grad_weight * ctx.scale
+        grad_bias = _flat(whole).sum(0) if need_bias else None
+        return (None, None, None, None, None, grad_x, grad_weight, grad_bias, whole if need_addend else None)
+
+
+def _gather_gradient(
+    grad: Tensor, weight: Tensor, group: str, dim: int, need_product: bool
+) -> tuple[Tensor, Tensor | None]:
+    """all_gather(grad) along dim, and its product with `weight` if that is needed."""
+    if need_product and dim < grad.dim() - 1:
+        plan = plan_gather(grad, [weight], group, dim, True)
+        product, whole = torch.ops.flux_inductor.all_gather_matmul(grad, [weight], [], group, plan, dim, True)
+        return whole, product
+    whole = funcol.wait_tensor(funcol.all_gather_tensor(grad.contiguous(), dim, group))
+    return whole, whole @ weight if need_product else None
+
+
+def _reduce_scatter(x: Tensor, dim: int, group: str) -> Tensor:
+    scattered: Tensor = funcol.wait_tensor(funcol.reduce_scatter_tensor(x.contiguous(), "sum", dim, group))
+    return scattered
