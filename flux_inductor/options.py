@@ -1,0 +1,205 @@
+"""The options of flux_inductor, where they come from, and Inductor's own beside them.
+
+One option may be given in several places; the first that names it wins:
+
+    torch.compile(model, backend="flux_inductor", options={"strategy": "always"})
+    with flux_inductor.options(strategy="always"): ...
+    FLUX_INDUCTOR_STRATEGY=always python train.py
+
+The backend resolves them once per graph, when it is entered, into a frozen `Options`; a backward that is
+compiled later sees that same object. This module does not import torch when it is imported (see __init__.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from types import MappingProxyType, UnionType
+from typing import Any, Literal, cast
+
+Strategy = Literal["auto", "always", "never"]
+STRATEGIES: tuple[Strategy, ...] = typing.get_args(Strategy)
+
+ENVIRONMENT_PREFIX = "FLUX_INDUCTOR_"
+_SWITCH = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How one graph is compiled. Plain data: equal options mean equal rewrites of equal graphs.
+
+    Args:
+        strategy: "auto" fuses what the cost model finds faster, "always" whatever can be fused, "never"
+            nothing.
+        strict: a pair that can be fused but is left unfused is an error.
+        report: print the table of the graph's collectives, on the first rank, to stderr.
+        topology: written topology, such as "cpu ranks=2 nodes=1 link=shm", for the groups of that many
+            ranks; "" detects it.
+
+    Raises:
+        ValueError: a value of the wrong type or outside the valid ones.
+    """
+
+    strategy: Strategy = "auto"
+    strict: bool = False
+    report: bool = False
+    topology: str = ""
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            expected = type(option.default)
+            value = getattr(self, option.name)
+            if type(value) is not expected:
+                raise ValueError(
+                    f"option {option.name}={value!r} has type {type(value).__name__}, not "
+                    f"{expected.__name__}; valid options: {describe_options()}"
+                )
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"option strategy={self.strategy!r} is unknown; valid: {', '.join(STRATEGIES)}")
+        if self.topology:
+            from flux_inductor.planning.topology import Topology
+
+            Topology.parse(self.topology)
+
+
+_NAMES = tuple(option.name for option in fields(Options))
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+_in_context: ContextVar[Mapping[str, object]] = ContextVar("flux_inductor_options", default=_NOTHING)
+
+
+def describe_options() -> str:
+    """All options with their values, for messages: 'strategy=auto|always|never, strict=True|False, ...'."""
+    values = {"strategy": "|".join(STRATEGIES), "topology": "<text>"}
+    return ", ".join(f"{name}={values.get(name, 'True|False')}" for name in _NAMES)
+
+
+@contextmanager
+def options(**values: object) -> Iterator[None]:
+    """Options for everything that is compiled inside the block, in this thread. Blocks nest.
+
+    A function compiled before keeps the options it was compiled with. Inductor's own options have a context
+    manager of their own, torch._inductor.config.patch.
+
+    Raises:
+        ValueError: an unknown or ill-typed option.
+    """
+    for name in values:
+        if name not in _NAMES:
+            raise ValueError(_unknown(name, _NAMES))
+    merged = {**_in_context.get(), **values}
+    Options(**cast(dict[str, Any], merged))
+    token = _in_context.set(MappingProxyType(merged))
+    try:
+        yield
+    finally:
+        _in_context.reset(token)
+
+
+def resolve(
+    mode: str | None = None, given: Mapping[str, object] | None = None
+) -> tuple[Options, dict[str, object]]:
+    """Splits what torch.compile was given into our options and Inductor's.
+
+    Args:
+        mode: torch.compile's mode, which stands for options of Inductor.
+        given: torch.compile's options, ours and Inductor's mixed.
+
+    Returns:
+        Ours, completed from context, environment and defaults, and Inductor's as a patch of its config.
+
+    Raises:
+        ValueError: an unknown or ill-typed key of either kind, a bad environment variable or mode.
+    """
+    given = given or _NOTHING
+    ours = {name: value for name, value in given.items() if name in _NAMES}
+    theirs = {name: value for name, value in given.items() if name not in _NAMES}
+    merged = {**_from_environment(), **_in_context.get(), **ours}
+    return Options(**cast(dict[str, Any], merged)), {**_of_mode(mode), **_checked_for_inductor(theirs)}
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    return f"unknown option {name!r}{hint}; valid options of flux_inductor: {describe_options()}"
+
+
+def _from_environment() -> dict[str, object]:
+    values: dict[str, object] = {}
+    variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in _NAMES}
+    for variable in os.environ:
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = variables.get(variable)
+        if name is not None:
+            values[name] = _parse(variable, os.environ[variable], name)
+        elif near := difflib.get_close_matches(variable, variables, n=1, cutoff=0.9):
+            # Not every variable of this prefix is an option (FLUX_INDUCTOR_ENGINE); a slip of the pen is caught.
+            raise ValueError(f"unknown environment variable {variable}; did you mean {near[0]}?")
+    return values
+
+
+def _parse(variable: str, text: str, name: str) -> object:
+    if not isinstance(getattr(Options, name), bool):
+        return text
+    if text.lower() not in _SWITCH:
+        raise ValueError(f"{variable}={text!r} is neither on nor off; valid: {', '.join(_SWITCH)}")
+    return _SWITCH[text.lower()]
+
+
+def _of_mode(mode: str | None) -> dict[str, object]:
+    from torch._inductor import list_mode_options
+
+    modes: dict[str, dict[str, object]] = list_mode_options()
+    if mode is not None and mode not in modes:
+        raise ValueError(f"unknown mode {mode!r}; valid: {', '.join(modes)}")
+    return dict(modes[mode]) if mode is not None else {}
+
+
+def _checked_for_inductor(given: Mapping[str, object]) -> dict[str, object]:
+    """The keys with '-' read as '_', as torch does; ValueError for what Inductor would stumble over later."""
+    if not given:
+        return {}
+    from torch._inductor import config
+
+    type_of: Callable[[str], object] = config.get_type  # type: ignore[attr-defined]
+    known = config.get_config_copy()
+    checked: dict[str, object] = {}
+    for key, value in given.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise ValueError(
+                _unknown(key, (*_NAMES, *known))
+                + "; every option of Inductor (torch._inductor.list_options()) is valid too"
+            )
+        if not _fits(value, type_of(name)):
+            expected = getattr(type_of(name), "__name__", type_of(name))
+            raise ValueError(
+                f"option {key}={value!r} of Inductor has type {type(value).__name__}, not {expected}; "
+                f"it is {known[name]!r} by default"
+            )
+        checked[name] = value
+    return checked
+
+
+def _fits(value: object, expected: object) -> bool:
+    """Whether `value` has a type that Inductor declares; True for types that isinstance cannot decide."""
+    origin = typing.get_origin(expected)
+    if origin in (UnionType, typing.Union):
+        return any(_fits(value, member) for member in typing.get_args(expected))
+    if origin is Literal:
+        return value in typing.get_args(expected)
+    return isinstance(value, expected) if isinstance(expected, type) else True
