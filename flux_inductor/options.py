@@ -147,7 +147,7 @@ def _from_environment() -> dict[str, object]:
         if name is not None:
             values[name] = _parse(variable, os.environ[variable], name)
         elif near := difflib.get_close_matches(variable, variables, n=1, cutoff=0.9):
-            # Not every variable of this prefix is an option (FLUX_INDUCTOR_ENGINE); a slip of the pen is caught.
+            # Not every variable of this prefix is an option (FLUX_INDUCTOR_ENGINE is none); catch slips only.
             raise ValueError(f"unknown environment variable {variable}; did you mean {near[0]}?")
     return values
 
