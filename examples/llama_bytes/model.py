@@ -54,7 +54,8 @@ class Attention(nn.Module):
         query = rotate(heads(self.query(x)), cosine, sine)
         key = rotate(heads(self.key(x)), cosine, sine)
         mixed = F.scaled_dot_product_attention(query, key, heads(self.value(x)), is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, sequence, -1))
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, sequence, -1))
+        return out
 
 
 class FeedForward(nn.Module):
@@ -67,7 +68,8 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(shape.inner, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
 
 
 class Block(nn.Module):
@@ -81,8 +83,9 @@ class Block(nn.Module):
         self.feed = FeedForward(shape)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cosine, sine)
-        return x + self.feed(self.feed_norm(x))
+        middle: Tensor = x + self.attention(self.attention_norm(x), cosine, sine)
+        out: Tensor = middle + self.feed(self.feed_norm(middle))
+        return out
 
 
 class LanguageModel(nn.Module):
@@ -107,7 +110,8 @@ class LanguageModel(nn.Module):
         x = self.embedding(bytes_)
         for block in self.blocks:
             x = block(x, self.cosine, self.sine)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 def rotation(sequence: int, head_size: int) -> tuple[Tensor, Tensor]:
@@ -125,7 +129,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def parallelize(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
-    """Tensor parallelism with sequence parallelism: between the matmuls each rank owns a part of the sequence."""
+    """Tensor parallelism; between the matmuls each rank owns a part of the sequence."""
     plan: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
@@ -138,7 +142,7 @@ def parallelize(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
 
 
 def block_plan() -> dict[str, ParallelStyle]:
-    """Of one layer: attention and feed-forward gather the sequence once, work on their columns, scatter it again."""
+    """Of one layer: both halves gather the sequence once, work on their columns, scatter it again."""
     whole = Replicate()
     return {
         "attention_norm": SequenceParallel(),

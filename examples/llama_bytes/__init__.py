@@ -1,0 +1,1 @@
+"""A byte-level language model trained on two ranks, eager against compiled with flux_inductor."""
