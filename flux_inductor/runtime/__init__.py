@@ -1,0 +1,1 @@
+"""What executes plans: engines, the state of process groups, traces."""

@@ -1,0 +1,59 @@
+"""The topology of a process group, as planning describes it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from flux_inductor.planning.topology import Topology
+from flux_inductor.runtime import torch_private
+from flux_inductor.runtime.groups import process_group
+
+_HOST_KEY = "flux_inductor/host/{rank}"
+
+
+@lru_cache
+def host_identity() -> str:
+    """A text that two processes share exactly if they run under one kernel (containers of a host do)."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def publish_host() -> None:
+    """Tells the other ranks which host this rank runs on; needed before any of them can detect a topology.
+
+    It waits for nobody, so a rank may do it whenever it learns that it will take part in fused ops.
+    """
+    if dist.is_initialized() and not torch_private.is_fake(dist.group.WORLD):
+        torch_private.default_store().set(_HOST_KEY.format(rank=dist.get_rank()), host_identity())
+
+
+def topology_of(group: str, device: str) -> Topology:
+    """The topology of a process group. A fake group counts as one host.
+
+    Args:
+        group: the group's name.
+        device: the type of its tensors' device, "cpu" or "cuda".
+
+    Raises:
+        ValueError: no such group, a device that has no engine, or nodes with unequal numbers of ranks.
+        torch.distributed.DistStoreError: a rank has not published its host in time.
+    """
+    pg = process_group(group)
+    if device == "cpu":
+        return Topology("cpu", pg.size(), _nodes(pg), link="shm")
+    if device == "cuda":
+        link = "nvlink" if torch.cuda.is_available() and torch_private.nvlink_between_all() else "pcie"
+        return Topology("cuda", pg.size(), _nodes(pg), link=link)
+    raise ValueError(f"no engine for device {device!r}; leave its collectives unfused")
+
+
+def _nodes(group: dist.ProcessGroup) -> int:
+    if torch_private.is_fake(group):
+        return 1
+    publish_host()
+    store = torch_private.default_store()
+    keys = [_HOST_KEY.format(rank=rank) for rank in dist.get_process_group_ranks(group)]
+    return len({store.get(key) for key in keys})

@@ -1,0 +1,99 @@
+"""Which engine runs a fused op, and how often each did."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Protocol
+
+from torch import Tensor
+
+from flux_inductor.planning.plan import Plan
+from flux_inductor.runtime.groups import group_size
+from flux_inductor.runtime.reference import ReferenceEngine
+
+ENGINE_VARIABLE = "FLUX_INDUCTOR_ENGINE"
+ENGINE_CHOICES = ("auto", "reference")
+
+
+class Engine(Protocol):
+    """Executes the ops under one plan. Arguments are the ops' own (see ops.py), checked before."""
+
+    @property
+    def name(self) -> str: ...
+
+    def all_gather_matmul(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        group: str,
+        plan: Plan,
+        gather_dim: int,
+        return_gathered: bool,
+    ) -> list[Tensor]: ...
+
+    def matmul_reduce_scatter(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        addend: Tensor | None,
+        group: str,
+        plan: Plan,
+        scatter_dim: int,
+        reduce_op: str,
+        scale: float,
+    ) -> Tensor: ...
+
+
+_executions: Counter[tuple[str, str]] = Counter()
+_UNFUSED = ReferenceEngine("unfused")
+_FORCED = ReferenceEngine("reference")
+
+
+def engine_for(op: str, device_type: str, group: str, plan: Plan) -> Engine:
+    """The engine for one call of `op`, which is counted.
+
+    A group of one rank has nobody to exchange with and runs as if the plan were "unfused".
+    The environment variable FLUX_INDUCTOR_ENGINE is read at every call: "reference" runs the reference
+    engine whatever the plan says, "auto" (or nothing) follows the plan.
+
+    Raises:
+        ValueError: the variable has another value, there is no such group, or no engine for the device.
+    """
+    choice = os.environ.get(ENGINE_VARIABLE, "auto")
+    if choice not in ENGINE_CHOICES:
+        raise ValueError(f"{ENGINE_VARIABLE}={choice!r}; it must be one of {', '.join(ENGINE_CHOICES)}")
+    engine: Engine
+    if choice == "reference":
+        engine = _FORCED
+    elif not plan.fused or group_size(group) == 1:
+        engine = _UNFUSED
+    else:
+        engine = _fused_engine(device_type)
+    _executions[op, engine.name] += 1
+    return engine
+
+
+@lru_cache
+def _fused_engine(device_type: str) -> Engine:
+    """Engines are loaded when first needed, since a CPU-only build has one of them."""
+    if device_type == "cpu":
+        from flux_inductor.runtime.cpu import CpuEngine
+
+        return CpuEngine()
+    raise ValueError(
+        f"no fused engine for device {device_type!r}; move the tensors to the CPU, or pass plan 'unfused'"
+    )
+
+
+def executions() -> dict[tuple[str, str], int]:
+    """How often each (op, engine name) ran in this process since the start or the last reset."""
+    return dict(_executions)
+
+
+def reset_executions() -> None:
+    _executions.clear()

@@ -1,0 +1,27 @@
+"""What can go wrong while ranks work together. After any of these the group is dead for fused ops."""
+
+from __future__ import annotations
+
+
+class FusedOpError(RuntimeError):
+    """A fused op could not be carried out; the message names the rank, the group, the op and the remedy."""
+
+
+class MismatchError(FusedOpError):
+    """Ranks of one group called different fused ops, shapes or plans at the same place in their order."""
+
+
+class PeerTimeoutError(FusedOpError, TimeoutError):
+    """A peer did not come, or not go on, within the time-out of the process group."""
+
+
+class PeerLostError(FusedOpError, ConnectionError):
+    """A peer's process has ended, or has destroyed the group, in the middle of a call."""
+
+
+class WorkspaceError(FusedOpError):
+    """A workspace could not be made or reached: not enough memory, another host, another user."""
+
+
+class DeadGroupError(FusedOpError):
+    """The group failed in an earlier call; destroy it and make it anew."""

@@ -1,0 +1,97 @@
+"""The unfused engine: a collective and a matmul, one after the other. It is the definition of the ops.
+
+It takes every device and layout, and sizes of zero. It runs for plan "unfused", and for every call while
+FLUX_INDUCTOR_ENGINE=reference is set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flux_inductor.planning.plan import Plan
+from flux_inductor.runtime.groups import process_group
+
+
+@dataclass(frozen=True)
+class ReferenceEngine:
+    """torch collectives and torch.mm.
+
+    Args:
+        name: "unfused" where the plan says so, "reference" where it was forced.
+    """
+
+    name: str
+
+    def all_gather_matmul(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        group: str,
+        plan: Plan,
+        gather_dim: int,
+        return_gathered: bool,
+    ) -> list[Tensor]:
+        whole = all_gather(x, group, gather_dim)
+        flat = whole.view(-1, whole.shape[-1])
+        products = [
+            multiply(flat, weight, bias).view(*whole.shape[:-1], weight.shape[1])
+            for weight, bias in zip(weights, biases or [None] * len(weights), strict=True)
+        ]
+        return [*products, whole] if return_gathered else products
+
+    def matmul_reduce_scatter(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        addend: Tensor | None,
+        group: str,
+        plan: Plan,
+        scatter_dim: int,
+        reduce_op: str,
+        scale: float,
+    ) -> Tensor:
+        product = multiply(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, bias, scale)
+        product = product.view(*x.shape[:-1], weight.shape[1])
+        if addend is not None:
+            product = product + addend
+        return reduce_scatter(product, group, scatter_dim, reduce_op)
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float = 1.0) -> Tensor:
+    """scale * (x @ weight) + bias, of [rows, K], [K, N] and [N], rounded once where the bias is fused."""
+    if bias is not None:
+        return torch.addmm(bias, x, weight, alpha=scale)
+    product = torch.mm(x, weight)
+    return product if scale == 1.0 else product * scale
+
+
+def all_gather(shard: Tensor, group: str, dim: int) -> Tensor:
+    """The shards of all ranks, joined along `dim`; contiguous."""
+    pg = process_group(group)
+    stacked = shard.new_empty(pg.size(), *shard.shape)
+    if stacked.numel():
+        dist.all_gather_into_tensor(stacked.view(-1), shard.contiguous().view(-1), group=pg)
+    joined = list(shard.shape)
+    joined[dim] *= pg.size()
+    return stacked.movedim(0, dim).reshape(joined)
+
+
+def reduce_scatter(whole: Tensor, group: str, dim: int, reduce_op: str) -> Tensor:
+    """This rank's part, along `dim`, of the sum or mean of `whole` over the ranks; contiguous."""
+    pg = process_group(group)
+    world = pg.size()
+    part = [*whole.shape[:dim], whole.shape[dim] // world, *whole.shape[dim + 1 :]]
+    split = [*whole.shape[:dim], world, *part[dim:]]
+    stacked = whole.view(split).movedim(dim, 0).contiguous()
+    result = whole.new_empty(part)
+    if result.numel():
+        dist.reduce_scatter_tensor(result.view(-1), stacked.view(-1), group=pg)
+    return result / world if reduce_op == "avg" else result

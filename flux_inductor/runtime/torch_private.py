@@ -1,0 +1,52 @@
+"""The only place that reaches into torch.distributed's private names (seen alike in torch 2.11 to 2.14)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+
+def process_group(name: str) -> dist.ProcessGroup:
+    """The process group of that name.
+
+    Raises:
+        ValueError: there is none in this process, or this rank is not in it.
+    """
+    try:
+        return c10d._resolve_process_group(name)
+    except Exception as error:
+        raise ValueError(
+            f"no process group {name!r} on this rank ({error}); pass the name of a group that exists and "
+            "that contains this rank, such as torch.distributed.group.WORLD.group_name"
+        ) from None
+
+
+def store(group: dist.ProcessGroup) -> dist.Store:
+    """The key-value store of a group; its keys are the group's own."""
+    return c10d._get_process_group_store(group)
+
+
+def default_store() -> dist.Store:
+    """The store of the default group: keys that all groups of the program share."""
+    return c10d._get_default_store()
+
+
+def timeout(group: dist.ProcessGroup, device: str) -> timedelta:
+    """How long a collective of the group may take."""
+    limit = group._get_backend(torch.device(device)).options._timeout
+    assert isinstance(limit, timedelta), limit
+    return limit
+
+
+def is_fake(group: dist.ProcessGroup) -> bool:
+    """Whether the group only pretends, as torch.testing's "fake" backend does for compile-only runs."""
+    return "fake" in str(dist.get_backend_config(group))
+
+
+def nvlink_between_all() -> bool:
+    """Whether every pair of this host's CUDA devices is joined by NVLink."""
+    links = torch._C._distributed_c10d._detect_dma_connectivity(c10d._DeviceType.CUDA, "nvlink").matrix
+    return all(links[a][b] > 0 for a in range(len(links)) for b in range(len(links)) if a != b)
