@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from types import MappingProxyType, UnionType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 Strategy = Literal["auto", "always", "never"]
 STRATEGIES: tuple[Strategy, ...] = typing.get_args(Strategy)
@@ -89,20 +89,15 @@ def describe_options() -> str:
 
 @contextmanager
 def options(**values: object) -> Iterator[None]:
-    """Options for everything that is compiled inside the block, in this thread. Blocks nest.
+    """Options, ours and Inductor's, for all that is compiled inside the block in this thread. Blocks nest.
 
-    A function compiled before keeps the options it was compiled with. Inductor's own options have a context
-    manager of their own, torch._inductor.config.patch.
+    What was compiled before keeps the options it was compiled with.
 
     Raises:
         ValueError: an unknown or ill-typed option.
     """
-    for name in values:
-        if name not in _NAMES:
-            raise ValueError(_unknown(name, _NAMES))
-    merged = {**_in_context.get(), **values}
-    Options(**cast(dict[str, Any], merged))
-    token = _in_context.set(MappingProxyType(merged))
+    resolve(given=values)
+    token = _in_context.set({**_in_context.get(), **values})
     try:
         yield
     finally:
@@ -124,11 +119,12 @@ def resolve(
     Raises:
         ValueError: an unknown or ill-typed key of either kind, a bad environment variable or mode.
     """
-    given = given or _NOTHING
-    ours = {name: value for name, value in given.items() if name in _NAMES}
-    theirs = {name: value for name, value in given.items() if name not in _NAMES}
-    merged = {**_from_environment(), **_in_context.get(), **ours}
-    return Options(**cast(dict[str, Any], merged)), {**_of_mode(mode), **_checked_for_inductor(theirs)}
+    ours: dict[str, Any] = _from_environment()
+    theirs: dict[str, object] = {}
+    for source in (_in_context.get(), _of_mode(mode), given or _NOTHING):
+        for name, value in source.items():
+            (ours if name in _NAMES else theirs)[name] = value
+    return Options(**ours), _checked_for_inductor(theirs)
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> str:
@@ -137,8 +133,8 @@ def _unknown(name: str, known: tuple[str, ...]) -> str:
     return f"unknown option {name!r}{hint}; valid options of flux_inductor: {describe_options()}"
 
 
-def _from_environment() -> dict[str, object]:
-    values: dict[str, object] = {}
+def _from_environment() -> dict[str, Any]:
+    values: dict[str, Any] = {}
     variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in _NAMES}
     for variable in os.environ:
         if not variable.startswith(ENVIRONMENT_PREFIX):
@@ -160,13 +156,15 @@ def _parse(variable: str, text: str, name: str) -> object:
     return _SWITCH[text.lower()]
 
 
-def _of_mode(mode: str | None) -> dict[str, object]:
+def _of_mode(mode: str | None) -> Mapping[str, object]:
+    if mode is None:
+        return _NOTHING
     from torch._inductor import list_mode_options
 
     modes: dict[str, dict[str, object]] = list_mode_options()
-    if mode is not None and mode not in modes:
+    if mode not in modes:
         raise ValueError(f"unknown mode {mode!r}; valid: {', '.join(modes)}")
-    return dict(modes[mode]) if mode is not None else {}
+    return modes[mode]
 
 
 def _checked_for_inductor(given: Mapping[str, object]) -> dict[str, object]:
