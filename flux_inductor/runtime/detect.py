@@ -45,8 +45,8 @@ def topology_of(group: str, device: str) -> Topology:
     if device == "cpu":
         return Topology("cpu", pg.size(), _nodes(pg), link="shm")
     if device == "cuda":
-        link = "nvlink" if torch.cuda.is_available() and torch_private.nvlink_between_all() else "pcie"
-        return Topology("cuda", pg.size(), _nodes(pg), link=link)
+        joined = torch.cuda.is_available() and torch_private.nvlink_between_all()
+        return Topology("cuda", pg.size(), _nodes(pg), link="nvlink" if joined else "pcie")
     raise ValueError(f"no engine for device {device!r}; leave its collectives unfused")
 
 

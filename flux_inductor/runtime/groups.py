@@ -30,6 +30,6 @@ def name_of(group: dist.ProcessGroup | str | None) -> str:
         group = dist.group.WORLD
     if isinstance(group, str):
         return group
-    if group is dist.GroupMember.NON_GROUP_MEMBER or group is None:
+    if not isinstance(group, dist.ProcessGroup):
         raise ValueError("this rank is not in the group that was passed; only its members may call the op")
     return group.group_name

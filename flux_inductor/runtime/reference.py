@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
+import torch.distributed._functional_collectives  # registers the ops below
 from torch import Tensor
 
 from flux_inductor.planning.plan import Plan
-from flux_inductor.runtime.groups import process_group
+from flux_inductor.runtime.groups import group_size
+
+_COLLECTIVES = torch.ops._c10d_functional  # the very ops that stand in an unfused graph
 
 
 @dataclass(frozen=True)
 class ReferenceEngine:
-    """torch collectives and torch.mm.
+    """Functional collectives and torch.mm.
 
     Args:
         name: "unfused" where the plan says so, "reference" where it was forced.
@@ -75,23 +77,25 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float = 1.0)
 
 def all_gather(shard: Tensor, group: str, dim: int) -> Tensor:
     """The shards of all ranks, joined along `dim`; contiguous."""
-    pg = process_group(group)
-    stacked = shard.new_empty(pg.size(), *shard.shape)
-    if stacked.numel():
-        dist.all_gather_into_tensor(stacked.view(-1), shard.contiguous().view(-1), group=pg)
+    world = group_size(group)
     joined = list(shard.shape)
-    joined[dim] *= pg.size()
-    return stacked.movedim(0, dim).reshape(joined)
+    joined[dim] *= world
+    if shard.numel() == 0:
+        return shard.new_empty(joined)
+    flat = shard.contiguous().view(-1)
+    stacked = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_gather_into_tensor(flat, world, group))
+    whole: Tensor = stacked.view(world, *shard.shape).movedim(0, dim).reshape(joined)
+    return whole
 
 
 def reduce_scatter(whole: Tensor, group: str, dim: int, reduce_op: str) -> Tensor:
     """This rank's part, along `dim`, of the sum or mean of `whole` over the ranks; contiguous."""
-    pg = process_group(group)
-    world = pg.size()
+    world = group_size(group)
     part = [*whole.shape[:dim], whole.shape[dim] // world, *whole.shape[dim + 1 :]]
-    split = [*whole.shape[:dim], world, *part[dim:]]
-    stacked = whole.view(split).movedim(dim, 0).contiguous()
-    result = whole.new_empty(part)
-    if result.numel():
-        dist.reduce_scatter_tensor(result.view(-1), stacked.view(-1), group=pg)
-    return result / world if reduce_op == "avg" else result
+    if whole.numel() == 0:
+        return whole.new_empty(part)
+    split = whole.view([*whole.shape[:dim], world, *part[dim:]])
+    stacked = split.movedim(dim, 0).reshape(-1)
+    reduced = _COLLECTIVES.reduce_scatter_tensor(stacked, reduce_op, world, group)
+    result: Tensor = _COLLECTIVES.wait_tensor(reduced).view(part)
+    return result

@@ -7,6 +7,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C._autograd import DeviceType
+from torch._C._distributed_c10d import (
+    Store,
+    _detect_dma_connectivity,  # type: ignore[attr-defined]
+    _resolve_process_group,
+)
 
 
 def process_group(name: str) -> dist.ProcessGroup:
@@ -16,7 +22,7 @@ def process_group(name: str) -> dist.ProcessGroup:
         ValueError: there is none in this process, or this rank is not in it.
     """
     try:
-        return c10d._resolve_process_group(name)
+        return _resolve_process_group(name)  # type: ignore[arg-type, unused-ignore]
     except Exception as error:
         raise ValueError(
             f"no process group {name!r} on this rank ({error}); pass the name of a group that exists and "
@@ -24,12 +30,12 @@ def process_group(name: str) -> dist.ProcessGroup:
         ) from None
 
 
-def store(group: dist.ProcessGroup) -> dist.Store:
+def store(group: dist.ProcessGroup) -> Store:
     """The key-value store of a group; its keys are the group's own."""
     return c10d._get_process_group_store(group)
 
 
-def default_store() -> dist.Store:
+def default_store() -> Store:
     """The store of the default group: keys that all groups of the program share."""
     return c10d._get_default_store()
 
@@ -41,12 +47,12 @@ def timeout(group: dist.ProcessGroup, device: str) -> timedelta:
     return limit
 
 
-def is_fake(group: dist.ProcessGroup) -> bool:
+def is_fake(group: dist.ProcessGroup | None) -> bool:
     """Whether the group only pretends, as torch.testing's "fake" backend does for compile-only runs."""
     return "fake" in str(dist.get_backend_config(group))
 
 
 def nvlink_between_all() -> bool:
     """Whether every pair of this host's CUDA devices is joined by NVLink."""
-    links = torch._C._distributed_c10d._detect_dma_connectivity(c10d._DeviceType.CUDA, "nvlink").matrix
+    links = _detect_dma_connectivity(DeviceType.CUDA, "nvlink").matrix
     return all(links[a][b] > 0 for a in range(len(links)) for b in range(len(links)) if a != b)
