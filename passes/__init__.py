@@ -1,0 +1,12 @@
+"""FX passes: recognise pairs of collective and matmul, choose their plans, rewrite each to one fused op.
+
+The way of a graph, file by file: collectives.py lists its collectives; gather_site.py follows a gathered
+tensor forward to its matmuls and scatter_site.py a reduce_scatter back to its matmul, both by the structural
+rules of rows.py; decide.py turns what they found into a Problem and asks the strategy; rewrite_gather.py and
+rewrite_scatter.py replace the nodes; order.py pins the order of what communicates; fusion_pass.py is the
+whole as a pass of Inductor.
+"""
+
+# From the repository's root, `import passes` would load a second copy of every class in here.
+if __name__ != "flux_inductor.passes":
+    raise ImportError(f"import this package as flux_inductor.passes, not as {__name__}")
