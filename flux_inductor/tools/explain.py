@@ -40,8 +40,8 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
         _backward(compiled(*args, **kwargs))
     if compiled is fn and log.mark()[0] == moment[0]:
         raise ValueError(
-            f"{fn} was compiled, but nothing of it with flux_inductor; pass the function itself, or compile it "
-            'with torch.compile(backend="flux_inductor")'
+            f"{fn} was compiled, but nothing of it with flux_inductor; pass the function itself, or compile "
+            'it with torch.compile(backend="flux_inductor")'
         )
     return log.since(moment)
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._inductor import config
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._logging._internal import warning_once
 
 from flux_inductor.passes.record import CollectiveRecord
 
@@ -68,7 +69,8 @@ def save(key: str, records: Kept) -> None:
             json.dump(data, file)
         os.replace(file.name, path)
     except OSError as error:
-        logger.warning(
+        warning_once(
+            logger,
             "cannot keep the report beside Inductor's cache (%s); later processes that load this graph from "
             "the cache will not know its collectives. Make TORCHINDUCTOR_CACHE_DIR writable.",
             error,
