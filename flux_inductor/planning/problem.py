@@ -43,6 +43,10 @@ class Problem:
     addend: bool = False
 
     def __post_init__(self) -> None:
+        # Compilers hand over known sizes as sympy integers, too.
+        for name in ("strips", "rows", "depth"):
+            object.__setattr__(self, name, _plain(getattr(self, name)))
+        object.__setattr__(self, "columns", tuple(_plain(size) for size in self.columns))
         assert self.world >= 1, self.world
         assert self.dtype in ITEMSIZE, self.dtype
         assert self.columns
@@ -98,3 +102,7 @@ class Problem:
         sizes = (self.strips, self.rows, *self.columns, self.depth)
         free = (size.free_symbols for size in sizes if isinstance(size, sympy.Expr))
         return frozenset().union(*free)
+
+
+def _plain(size: Size) -> Size:
+    return int(size) if isinstance(size, sympy.Integer) else size

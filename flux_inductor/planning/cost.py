@@ -1,0 +1,168 @@
+"""How long a pair takes, unfused and by each plan, in microseconds.
+
+Each formula is written once and evaluated on numbers, which is fast, or on symbols, which gives a sympy
+expression to print. Its terms are the quantities of a MachineModel (machine.py) and, of a problem:
+    flops, weights (their number), weight_bytes, shard_bytes, world, chunks (of one shard),
+    rate (TFLOP/s, the quantity of the dtype), kept (1 when the gathered tensor is returned, else 0).
+
+A fused op is a pipeline of P = (world - 1) * chunks equal transfers of time x beside world * chunks equal
+multiplications of time s. The k-th arrival lets P - k + 1 multiplications follow it, which is linear in k, so
+only the first and the last arrival can bound the whole:
+    all_gather_matmul      max(world * chunks * s + i P x,  x + P s,      P x + s)
+    matmul_reduce_scatter  max(world * chunks * s + i P x,  P s + x + s,  s + P x + s)
+where i is the interference: 0 if multiplication does not notice a transfer, 1 if it stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import sympy
+
+from flux_inductor.planning.machine import MachineModel
+from flux_inductor.planning.plan import UNFUSED, Direction, Plan
+from flux_inductor.planning.problem import Kind, Problem
+
+Terms = SimpleNamespace
+Microseconds = Any  # float, or sympy.Expr when a term is one
+
+_PROBLEM_TERMS = ("flops", "weights", "weight_bytes", "shard_bytes", "world", "chunks", "rate", "kept")
+_MACHINE_TERMS = tuple(quantity.name for quantity in fields(MachineModel))
+_MEGA, _KILO = 1e6, 1e3  # TFLOP/s and GB/s, a microsecond
+
+
+def matmul_us(t: Terms) -> Microseconds:
+    """The unfused matmuls alone."""
+    return _passes_us(t) + _arithmetic_us(t)
+
+
+def collective_us(kind: Kind, t: Terms) -> Microseconds:
+    """The unfused collective alone."""
+    rate = t.gather if kind == "all_gather_matmul" else t.reduce
+    return t.collective + (t.world - 1) * (t.hop + t.shard_bytes / (_KILO * rate))
+
+
+def unfused_us(kind: Kind, t: Terms) -> Microseconds:
+    """The pair as the user wrote it: one after the other."""
+    return collective_us(kind, t) + matmul_us(t)
+
+
+def step_us(t: Terms) -> Microseconds:
+    """One chunk's multiplication in a fused op."""
+    return t.step + t.calls * _passes_us(t) + _arithmetic_us(t) / t.kernel / (t.world * t.chunks)
+
+
+def transfer_us(direction: Direction, t: Terms) -> Microseconds:
+    """One chunk's transfer in a fused op."""
+    rate = t.push if direction == "push" else t.pull
+    return t.transfer + t.shard_bytes / t.chunks / (_KILO * rate)
+
+
+def copies_us(kind: Kind, direction: Direction, t: Terms) -> Microseconds:
+    """Copies inside a rank's memory that nothing hides.
+
+    An input that peers pull is first copied to where they can reach it. A gathered tensor that the program
+    keeps is copied out of the buffer that peers push into. A reduce_scatter adds its partials up.
+    """
+    if kind == "matmul_reduce_scatter":
+        shards = t.world - 1
+    elif direction == "pull":
+        shards = 1 + t.kept
+    else:
+        shards = t.world * t.kept
+    return shards * t.shard_bytes / (_KILO * t.copy)
+
+
+def fused_us(kind: Kind, direction: Direction, t: Terms) -> Microseconds:
+    """The fused op by a mesh plan."""
+    step, transfer = step_us(t), transfer_us(direction, t)
+    peers = (t.world - 1) * t.chunks
+    busy = t.world * t.chunks * step + t.interference * peers * transfer
+    if kind == "all_gather_matmul":
+        first, last = transfer + peers * step, peers * transfer + step
+    else:
+        first, last = peers * step + transfer + step, step + peers * transfer + step
+    return t.entry + _largest(busy, first, last) + copies_us(kind, direction, t)
+
+
+def plan_us(kind: Kind, plan: Plan, t: Terms) -> Microseconds:
+    """The pair by a plan, which may be the unfused one."""
+    return fused_us(kind, plan.direction, t) if plan.fused else unfused_us(kind, t)
+
+
+def _passes_us(t: Terms) -> Microseconds:
+    """What one pass over all weights costs beside arithmetic."""
+    return t.weights * t.call + t.repack * t.weight_bytes / _MEGA
+
+
+def _arithmetic_us(t: Terms) -> Microseconds:
+    """The whole product's arithmetic, or the reading of the weights where that takes longer."""
+    return _largest(t.flops / (_MEGA * t.rate), t.weight_bytes / (_KILO * t.memory))
+
+
+def _largest(*times: Microseconds) -> Microseconds:
+    if any(isinstance(time, sympy.Expr) for time in times):
+        return sympy.Max(*times, evaluate=False)  # evaluation would compare them pairwise: slow
+    return max(times)
+
+
+def named_terms() -> Terms:
+    """Every term as a symbol of its name: formulas of it print themselves."""
+    names = (*_MACHINE_TERMS, *_PROBLEM_TERMS)
+    return Terms(**{name: sympy.Symbol(name, positive=True) for name in names})
+
+
+def terms(problem: Problem, plan: Plan, machine: MachineModel) -> Terms:
+    """Every term's value; those of sizes that the problem leaves open are expressions of them."""
+    return Terms(
+        **{name: getattr(machine, name).value for name in _MACHINE_TERMS},
+        flops=problem.flops,
+        weights=len(problem.columns),
+        weight_bytes=sum(problem.columns) * problem.depth * problem.itemsize,
+        shard_bytes=problem.shard_bytes,
+        world=problem.world,
+        chunks=_chunks(problem, plan),
+        rate=getattr(machine, problem.dtype).value,
+        kept=int(problem.return_gathered),
+    )
+
+
+def _chunks(problem: Problem, plan: Plan) -> Any:
+    """Chunks of one shard."""
+    if not plan.fused:
+        return 1
+    if isinstance(problem.extent, int):
+        return -(-problem.extent // plan.chunk)
+    return sympy.ceiling(problem.extent / plan.chunk)
+
+
+def predict(problem: Problem, plan: Plan, machine: MachineModel) -> Microseconds:
+    """Microseconds by a plan: a float, or an expression of the sizes that the problem leaves open."""
+    return plan_us(problem.kind, plan, terms(problem, plan, machine))
+
+
+def explain(problem: Problem, plan: Plan, machine: MachineModel) -> str:
+    """The parts of a fused plan's prediction and of the unfused pair's, one a line, with their formulas."""
+    assert plan.fused
+    kind, direction = problem.kind, plan.direction
+    parts: dict[str, Callable[[Terms], Microseconds]] = {
+        "unfused": lambda t: plan_us(kind, UNFUSED, t),
+        "  collective": lambda t: collective_us(kind, t),
+        "  matmul": matmul_us,
+        str(plan): lambda t: plan_us(kind, plan, t),
+        "  entry": lambda t: t.entry,
+        "  one step": step_us,
+        "  one transfer": lambda t: transfer_us(direction, t),
+        "  copies": lambda t: copies_us(kind, direction, t),
+    }
+    values, names = terms(problem, plan, machine), named_terms()
+    lines = []
+    for name, part in parts.items():
+        time = part(values)
+        shown = str(time) if isinstance(time, sympy.Expr) else f"{time:.1f}"
+        formula = f"  = {part(names)}" if name.startswith(" ") else ""
+        lines.append(f"{name:<24}{shown:>12} us{formula}")
+    return "\n".join(lines)

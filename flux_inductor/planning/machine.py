@@ -1,0 +1,127 @@
+"""What the cost model knows about a machine: named quantities, each with unit, value and origin.
+
+A measurement replaces a default with `dataclasses.replace(CPU, link=Quantity(9.1, "GB/s", "calibrate"))`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from flux_inductor.planning.topology import Device
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number, its unit, and where it comes from."""
+
+    value: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True)
+class MachineModel:
+    """Speeds and fixed costs of one kind of device and link.
+
+    The matmul
+        bf16, fp16, fp32: rate of a large matmul, TFLOP/s.
+        memory: rate at which a matmul can at best read its weights, GB/s.
+        call: fixed cost of one matmul, us.
+        repack: what each call pays again for its weights, us/MB.
+    The unfused collective
+        collective: fixed cost, us; hop: further cost for each peer, us.
+        gather, reduce: bytes received by a rank in an all_gather, sent in a reduce_scatter, GB/s.
+    The fused op
+        entry: fixed cost of one call, us.
+        step: fixed cost of one chunk's multiplication beside the matmul call, us.
+        calls: matmul calls for each step and weight: 1 where a step is one, 0 where one kernel does all.
+        kernel: rate of the fused kernel's multiplication relative to the unfused matmul's.
+        transfer: fixed cost of one transfer and its signal, us.
+        push, pull: rate of a transfer, GB/s.
+        copy: rate of a copy inside one rank's memory, GB/s.
+        interference: time that multiplication loses for each unit of time a transfer takes beside it:
+            1 when transfers use the cores that multiply, near 0 when an engine of their own does them.
+    The decision
+        margin: least predicted gain, as a share of the unfused time, for which fusing is chosen.
+        granule: rows (or columns) that a chunk should be a multiple of.
+    """
+
+    bf16: Quantity
+    fp16: Quantity
+    fp32: Quantity
+    memory: Quantity
+    call: Quantity
+    repack: Quantity
+    collective: Quantity
+    hop: Quantity
+    gather: Quantity
+    reduce: Quantity
+    entry: Quantity
+    step: Quantity
+    calls: Quantity
+    kernel: Quantity
+    transfer: Quantity
+    push: Quantity
+    pull: Quantity
+    copy: Quantity
+    interference: Quantity
+    margin: Quantity
+    granule: Quantity
+
+    def __str__(self) -> str:
+        rows = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return "\n".join(f"{name:<14}{q.value:>9g} {q.unit:<8}{q.source}" for name, q in rows)
+
+
+_ONE_CORE = "two gloo ranks on a two-core x86 server, one thread each"
+_H200 = "two H200 GPUs, NVLink, NCCL 2.28, cuBLAS 13.0"
+
+CPU = MachineModel(
+    bf16=Quantity(0.45, "TFLOP/s", f"torch.mm, {_ONE_CORE}"),
+    fp16=Quantity(0.02, "TFLOP/s", f"torch.mm, {_ONE_CORE}"),
+    fp32=Quantity(0.108, "TFLOP/s", f"torch.mm, {_ONE_CORE}"),
+    memory=Quantity(40, "GB/s", f"torch.mm with few rows, {_ONE_CORE}"),
+    call=Quantity(5, "us", f"torch.mm of 16 rows, {_ONE_CORE}"),
+    repack=Quantity(20, "us/MB", f"torch.mm of 16 and 64 rows, {_ONE_CORE}"),
+    collective=Quantity(50, "us", f"all_gather of 1 KB, {_ONE_CORE}"),
+    hop=Quantity(40, "us", f"all_gather of 1 KB, {_ONE_CORE}"),
+    gather=Quantity(2.5, "GB/s", f"all_gather of 1 MB, {_ONE_CORE}"),
+    reduce=Quantity(1.0, "GB/s", f"reduce_scatter of 1 MB, {_ONE_CORE}"),
+    entry=Quantity(60, "us", "estimate"),
+    step=Quantity(5, "us", "estimate"),
+    calls=Quantity(1, "", "one torch.mm a chunk and weight"),
+    kernel=Quantity(1.0, "", "the same matmul"),
+    transfer=Quantity(10, "us", "a signal's way between two processes and back takes 4.3 us"),
+    push=Quantity(5, "GB/s", "copy through memory, both ranks at once"),
+    pull=Quantity(5, "GB/s", "copy through memory, both ranks at once"),
+    copy=Quantity(5, "GB/s", "copy through memory, both ranks at once"),
+    interference=Quantity(1.0, "", "no core is free for the transfer thread"),
+    margin=Quantity(0.1, "", "spread of repeated measurements"),
+    granule=Quantity(16, "rows", "a matmul of fewer rows runs at half its rate"),
+)
+
+CUDA = MachineModel(
+    bf16=Quantity(790, "TFLOP/s", f"cuBLAS, M = 8192, {_H200}"),
+    fp16=Quantity(790, "TFLOP/s", f"as bf16, {_H200}"),
+    fp32=Quantity(45, "TFLOP/s", "CUDA cores of a H200, 67 at its best"),
+    memory=Quantity(3500, "GB/s", f"cuBLAS, M = 64, {_H200}"),
+    call=Quantity(5, "us", f"cuBLAS, M = 64, {_H200}"),
+    repack=Quantity(0, "us/MB", "weights stay in the L2 cache"),
+    collective=Quantity(20, "us", f"all_gather of 0.5 MB, {_H200}"),
+    hop=Quantity(3, "us", "estimate for more than two ranks"),
+    gather=Quantity(240, "GB/s", f"all_gather of 12 to 100 MB, {_H200}"),
+    reduce=Quantity(220, "GB/s", f"reduce_scatter of 12 to 100 MB, {_H200}"),
+    entry=Quantity(25, "us", "upper estimate of fork, join and epoch"),
+    step=Quantity(0, "us", "one persistent kernel"),
+    calls=Quantity(0, "", "one persistent kernel"),
+    kernel=Quantity(0.97, "", f"prototype kernels, {_H200}"),
+    transfer=Quantity(10, "us", f"copy engine and 4-byte signal copy, {_H200}"),
+    push=Quantity(385, "GB/s", f"copy engine, {_H200}"),
+    pull=Quantity(365, "GB/s", f"copy engine, {_H200}"),
+    copy=Quantity(1600, "GB/s", "device-to-device copy, reads and writes"),
+    interference=Quantity(0.03, "", f"a large GEMM beside a 128 MB copy: 0 to 7 %, {_H200}"),
+    margin=Quantity(0.03, "", "noise of a benchmark"),
+    granule=Quantity(128, "rows", "rows of a common tile"),
+)
+
+MACHINES: dict[Device, MachineModel] = {"cpu": CPU, "cuda": CUDA}
