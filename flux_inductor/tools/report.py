@@ -13,8 +13,20 @@ from dataclasses import asdict, dataclass
 
 from flux_inductor.passes.record import CollectiveRecord
 
-_HEADINGS = ("graph", "collective", "group", "shapes", "", "plan", "fused us", "unfused us", "gain", "reason")
-_NUMERIC = frozenset({"fused us", "unfused us", "gain"})
+_HEADINGS = (
+    "graph",
+    "n",
+    "collective",
+    "group",
+    "shapes",
+    "outcome",
+    "plan",
+    "fused us",
+    "unfused us",
+    "gain",
+    "reason",
+)
+_NUMERIC = frozenset({"n", "fused us", "unfused us", "gain"})
 
 
 @dataclass(frozen=True)
@@ -87,9 +99,11 @@ class Report:
 
 
 def _table(graphs: Sequence[GraphReport]) -> list[str]:
-    rows = [_row(record) for graph in graphs for record in graph.records]
-    if not rows:
+    """One line for all collectives of a graph that differ in nothing but their place: a model's layers."""
+    counts = Counter(_cells(record) for graph in graphs for record in graph.records)
+    if not counts:
         return ["no collectives"]
+    rows = [(graph, str(count), *cells) for (graph, *cells), count in counts.items()]
     widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
     rule = tuple("-" * width for width in widths)
     return [_aligned(row, widths) for row in (_HEADINGS, rule, *rows)]
@@ -103,7 +117,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _row(record: CollectiveRecord) -> tuple[str, ...]:
+def _cells(record: CollectiveRecord) -> tuple[str, ...]:
     gain = ""
     if record.fused_us and record.unfused_us:
         gain = f"{record.unfused_us / record.fused_us:.2f}x"
@@ -112,12 +126,12 @@ def _row(record: CollectiveRecord) -> tuple[str, ...]:
         record.op,
         f"{record.group} ({record.world})",
         record.shapes,
-        "fused" if record.fused else "left",
+        "fused" if record.fused else f"left: {record.code}",
         record.plan,
         _microseconds(record.fused_us),
         _microseconds(record.unfused_us),
         gain,
-        record.reason if not record.code else f"{record.code}: {record.reason}",
+        record.reason,
     )
 
 
