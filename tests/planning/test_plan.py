@@ -1,0 +1,73 @@
+"""The text of plans: round trip, tables, errors."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flux_inductor.planning.plan import UNFUSED, Plan, PlanTable, parse_plan, single
+
+counts = st.integers(1, 1 << 30)
+tiles = st.one_of(st.just(""), st.builds("{}x{}x{}/{}x{}".format, counts, counts, counts, counts, counts))
+plans = st.one_of(
+    st.just(UNFUSED), st.builds(Plan, st.just("mesh"), st.sampled_from(["push", "pull"]), counts, tiles)
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> PlanTable:
+    bounds = sorted(draw(st.sets(counts, max_size=5)))
+    return PlanTable((*((bound, draw(plans)) for bound in bounds), (None, draw(plans))))
+
+
+@given(tables())
+def test_text_round_trips(table: PlanTable) -> None:
+    assert parse_plan(str(table)) == table
+
+
+@given(tables(), st.integers(0, 1 << 31))
+def test_the_plan_of_a_size_is_the_first_whose_bound_holds_it(table: PlanTable, m: int) -> None:
+    right = [plan for bound, plan in table.entries if bound is None or m <= bound]
+    assert table.at(m) is right[0]
+
+
+def test_texts() -> None:
+    push = Plan("mesh", "push", 64)
+    assert str(single(UNFUSED)) == "unfused"
+    assert str(single(push)) == "mesh push chunk=64"
+    assert str(Plan("mesh", "pull", 8, "256x192x64/2x1")) == "mesh pull chunk=8 tile=256x192x64/2x1"
+    table = parse_plan("m<=512: unfused;m<=4096 : mesh push  chunk=64; mesh push chunk=256 ")
+    assert str(table) == "m<=512: unfused; m<=4096: mesh push chunk=64; mesh push chunk=256"
+    assert [table.at(m) for m in (1, 512, 513, 4096)] == [UNFUSED, UNFUSED, push, push]
+    assert table.at(4097) == Plan("mesh", "push", 256)
+    assert table.fused
+    assert not single(UNFUSED).fused
+
+
+@pytest.mark.parametrize(
+    ("text", "token", "remedy"),
+    [
+        ("", "unknown route ''", "valid: unfused, mesh"),
+        ("torus push chunk=4", "'torus'", "valid: unfused, mesh"),
+        ("mesh", "'' after 'mesh'", "valid: push, pull"),
+        ("mesh shove chunk=4", "'shove'", "valid: push, pull"),
+        ("mesh push", "chunk is missing", "chunk=64"),
+        ("mesh push chunk=0", "'chunk=0'", "chunk=64"),
+        ("mesh push chunk=4.5", "'chunk=4.5'", "chunk=64"),
+        ("mesh push chunk=\u0664", "'chunk=\u0664'", "chunk=64"),
+        ("mesh push chunk=4 chunk=5", "chunk is given twice", "twice"),
+        ("mesh push chunk=4 speed=9", "'speed=9'", "valid: chunk=<rows>, tile="),
+        ("mesh push chunk=4 tile=256", "'tile=256'", "tile=256x192x64/2x1"),
+        ("unfused chunk=4", "'chunk=4'", "remove"),
+        ("m<=4: unfused", "m<=4", "for larger sizes"),
+        ("m<4: unfused; unfused", "'m<4: unfused'", "'m<=512:'"),
+        ("unfused; unfused", "'unfused'", "'m<=512:'"),
+        ("m<=8: unfused; m<=8: mesh push chunk=4; unfused", "m<=8", "larger than"),
+    ],
+)
+def test_an_error_names_the_token_and_the_remedy(text: str, token: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match="plan") as caught:
+        parse_plan(text)
+    assert token in str(caught.value)
+    assert remedy in str(caught.value)
