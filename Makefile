@@ -14,7 +14,7 @@ bin := $(VENV)/bin
 # One stamp for each torch release, so that TORCH=... alone installs another.
 installed := $(VENV)/.installed-torch-$(TORCH)
 built := $(VENV)/.built
-native := $(shell find csrc -type f) setup.py
+native := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*' -o -name '*.py') setup.py
 
 # The first Python that is new enough, can make virtual environments and can compile extensions.
 usable := import ensurepip, os, sys, sysconfig, venv; \
@@ -44,12 +44,12 @@ lint: $(built)
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
-	$(bin)/clang-format --dry-run -Werror $(filter %.cpp %.hpp %.h %.cu %.cuh,$(native))
+	$(bin)/clang-format --dry-run -Werror $(filter-out %.py,$(native))
 
 format: $(built)
 	$(bin)/ruff check --fix .
 	$(bin)/ruff format .
-	$(bin)/clang-format -i $(filter %.cpp %.hpp %.h %.cu %.cuh,$(native))
+	$(bin)/clang-format -i $(filter-out %.py,$(native))
 
 $(installed): pyproject.toml setup.py
 	@test -n "$(PYTHON)" || { echo 'No usable Python found. Needed: Python 3.10 or newer with the venv' \
