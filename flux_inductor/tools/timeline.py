@@ -1,7 +1,7 @@
 """A picture of one fused op: when each chunk moved, when it was multiplied, and who waited, on every rank.
 
-The events come from `flux_inductor.runtime.trace.record_trace()` on each rank of one host, whose clocks are one;
-gather them (they are plain data) and draw them all together. Needs matplotlib (extra "demo").
+The events come from `flux_inductor.runtime.trace.record_trace()` on each rank of one host, where all ranks
+share a clock; gather them (they are plain data) and draw them together. Needs matplotlib (extra "demo").
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from flux_inductor.runtime.trace import TraceEvent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-# One colour for each rank that owns a chunk (Okabe and Ito's palette, which colour-blind people can tell apart).
+# By the rank that owns a chunk: Okabe and Ito's palette, which colour-blind people can tell apart.
 OWNER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 WAIT_COLOUR = "#DDDDDD"
 LANE = 0.8  # height of a lane's bars; lanes are 1 apart, ranks 2.5
@@ -24,14 +25,18 @@ NARROWEST_LABEL = 0.022  # of the picture's width: no number is written into a n
 
 
 def draw_timeline(events: Sequence[TraceEvent], path: str | Path, title: str = "") -> None:
-    """Writes a PNG, SVG or PDF (by the suffix of `path`) with two lanes for each rank.
+    """Writes `timeline_figure` to `path` as PNG, SVG or PDF, by its suffix."""
+    timeline_figure(events, title).savefig(path, dpi=150)
+
+
+def timeline_figure(events: Sequence[TraceEvent], title: str = "") -> Figure:
+    """A figure with two lanes for each rank.
 
     The upper lane shows the transfers that the rank executed, the lower one its multiplications and waits.
     The number in a bar is the chunk's index in its owner's shard; the colour tells the owner.
 
     Args:
         events: of one call of one op, from all ranks, in any order.
-        path: where the picture goes.
         title: text above it.
 
     Raises:
@@ -39,7 +44,7 @@ def draw_timeline(events: Sequence[TraceEvent], path: str | Path, title: str = "
         ModuleNotFoundError: matplotlib is not installed.
     """
     if not events:
-        raise ValueError("no events to draw: record a call that runs fused, on the cpu engine")
+        raise ValueError("no events to draw; record a call that runs fused, on the cpu engine")
     from matplotlib.figure import Figure
 
     ranks = sorted({event.rank for event in events})
@@ -48,7 +53,7 @@ def draw_timeline(events: Sequence[TraceEvent], path: str | Path, title: str = "
     _draw_lanes(axes, events, ranks)
     _label(axes, events, ranks)
     axes.set_title(title, loc="left", fontsize=11)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def _draw_lanes(axes: Axes, events: Sequence[TraceEvent], ranks: list[int]) -> None:

@@ -18,7 +18,9 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 def rows(page: Path, columns: int) -> list[list[str]]:
     """The cells of all table rows of a Markdown page that begin with a code word and have so many columns."""
     lines = (line.strip() for line in page.read_text().splitlines())
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")
+    ]
     return [row for row in cells if len(row) == columns]
 
 

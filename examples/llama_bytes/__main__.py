@@ -1,0 +1,93 @@
+"""python -m examples.llama_bytes: trains a language model on two ranks, eager and compiled, and compares."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from examples.llama_bytes.comparison import Comparison, compare
+from examples.llama_bytes.curves import draw_losses, largest_difference, terminal_plot
+from examples.llama_bytes.launch import run_on_ranks
+from examples.llama_bytes.training import Setting
+from flux_inductor.tools.timeline import draw_timeline
+
+WORLD = 2
+# Largest relative difference of the two loss curves. Compiled code adds in another order than eager code, and
+# training amplifies each rounding, so the curves drift apart slowly; a wrong result differs by far more.
+TOLERANCE = {"cpu": 0.01, "cuda": 0.05}  # float32, bfloat16
+
+
+def main() -> int:
+    arguments = parse()
+    setting = Setting(device=arguments.device, steps=arguments.steps)
+    began = time.monotonic()
+    print(
+        f"A Llama-style model of {setting.shape.layers} layers and hidden size {setting.shape.hidden} learns "
+        f"this project's documentation,\n{setting.steps} steps of {setting.tokens} bytes, on {WORLD} ranks "
+        f"({setting.device}): first eager, then compiled with backend='flux_inductor'.\n",
+        flush=True,
+    )
+    results = run_on_ranks(
+        compare, WORLD, setting.device, setting, arguments.strategy, seconds=arguments.seconds
+    )
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    agreed = show(results, setting, arguments.out)
+    print(f"\nAll of it took {time.monotonic() - began:.0f} s.")
+    return 0 if agreed else 1
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m examples.llama_bytes", description=__doc__)
+    parser.add_argument("--steps", type=int, default=Setting().steps, help="training steps of each run")
+    parser.add_argument("--strategy", choices=("auto", "always", "never"), default="auto")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.device_count() >= WORLD else "cpu"
+    )
+    parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for the pictures")
+    parser.add_argument("--seconds", type=float, default=600, help="time limit for all of it")
+    return parser.parse_args()
+
+
+def show(results: list[Comparison], setting: Setting, folder: Path) -> bool:
+    """Prints and draws what the ranks found; False if the two runs disagree."""
+    first = results[0]
+    print("What became of each collective:\n")
+    print(first.report)
+    print("\nLoss, nats per byte:\n")
+    print(terminal_plot(first.eager, first.compiled))
+    difference, tolerance = largest_difference(first.eager, first.compiled), TOLERANCE[setting.device]
+    agreed = difference <= tolerance
+    print(
+        f"\nafter {setting.steps} steps eager {first.eager.losses[-1]:.4f}, "
+        f"compiled {first.compiled.losses[-1]:.4f}; largest relative difference {difference:.1e}, "
+        f"{'within' if agreed else 'ABOVE'} the tolerance of {tolerance}"
+    )
+    print_speeds(first)
+    draw_losses(first.eager, first.compiled, tolerance, folder / "losses.png")
+    print(f"\nPictures: {folder / 'losses.png'}", end="")
+    events = [event for result in results for event in result.events]
+    if events:
+        draw_timeline(events, folder / "timeline.png", first.events_title)
+        print(f", {folder / 'timeline.png'}")
+    else:
+        print(f"; no timeline, since no engine runs fused ops on {setting.device} yet")
+    return agreed
+
+
+def print_speeds(result: Comparison) -> None:
+    print("\nSpeed (median step after warm-up; the first step includes compilation):\n")
+    print(f"{'':40}{'tokens/s':>9}{'step':>10}{'first step':>12}")
+    for label, run in (
+        ("eager", result.eager),
+        ("compiled", result.compiled),
+        ("  with FLUX_INDUCTOR_ENGINE=reference", result.unfused),
+    ):
+        print(f"{label:40}{run.tokens_per_second:>9,.0f}{run.step * 1e3:>7.0f} ms{run.first_step:>10.1f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
