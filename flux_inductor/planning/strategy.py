@@ -74,7 +74,8 @@ def choose(
         engines: devices on which an engine executes fused plans. On any other the decision is unfused and
             says so, whatever the mode: a fused op never runs on the reference engine unasked.
         hints: likely values of unknown sizes. A symbolic M needs none: the plan becomes a table by ranges
-            of M, and a hint only picks the size whose times are told. An unknown N or K is taken at its
+            of M. Its hint picks the size whose times are told; a hint of `strips` beside symbolic `rows` also
+            sizes the chunks, which are taken for one strip otherwise. An unknown N or K is taken at its
             hint; without one, "auto" leaves the pair unfused.
 
     Raises:

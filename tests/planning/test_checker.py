@@ -39,14 +39,14 @@ def test_every_plan_the_strategy_can_emit_is_free_of_dead_locks(kind: Kind, worl
                 assert counter_example(schedule(kind, world, extent, plan)) is None
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.sampled_from(KINDS), st.integers(1, 200), st.sampled_from(["push", "pull"]), st.integers(1, 6))
 def test_large_groups(kind: Kind, extent: int, direction: str, count: int) -> None:
     plan = Plan("mesh", direction, -(-extent // count))  # type: ignore[arg-type]
     assert counter_example(schedule(kind, 64, extent, plan)) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_interleaving_with_any_blocks_ends(data: st.DataObject) -> None:
     """A check on the argument that the greedy run with one block each proves all others."""
@@ -61,7 +61,7 @@ def test_any_interleaving_with_any_blocks_ends(data: st.DataObject) -> None:
     assert run.finished, run.stuck()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_every_interleaving_of_a_wrong_order_ends_alike(data: st.DataObject) -> None:
     """Greedy and random runs agree on random step orders, of which many dead-lock."""
