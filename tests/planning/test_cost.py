@@ -1,4 +1,4 @@
-"""The cost model: formulas against simulated schedules, symbols against numbers, predictions against clock."""
+"""Cost model: formulas against simulated schedules, symbols against numbers, predictions against clocks."""
 
 from __future__ import annotations
 
