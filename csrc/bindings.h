@@ -1,0 +1,11 @@
+// Each engine adds its part to the module flux_inductor._core.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace flux_inductor {
+
+void bind_cpu(pybind11::module_& module);
+void bind_cuda(pybind11::module_& module);  // only where FLUX_INDUCTOR_CUDA is 1
+
+}  // namespace flux_inductor

@@ -1,0 +1,17 @@
+// The end of a matmul_reduce_scatter: the partial products of all ranks become one result.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace flux_inductor::cpu {
+
+enum class Scalar { kBf16, kFp16, kFp32 };
+
+// result = scale * (partials[0] + partials[1] + ...), added in fp32 in that order, rounded once to
+// nearest even. Each partial is `count` rows of `width` elements without gaps; the result's rows
+// are `pitch` elements apart.
+void sum(Scalar type, void* result, std::int64_t pitch, const std::vector<const void*>& partials,
+         std::int64_t count, std::int64_t width, float scale);
+
+}  // namespace flux_inductor::cpu
