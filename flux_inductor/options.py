@@ -135,16 +135,18 @@ def _unknown(name: str, known: tuple[str, ...]) -> str:
 
 def _from_environment() -> dict[str, Any]:
     values: dict[str, Any] = {}
-    variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in _NAMES}
     for variable in os.environ:
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
-        name = variables.get(variable)
-        if name is not None:
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if name in _NAMES:
             values[name] = _parse(variable, os.environ[variable], name)
-        elif near := difflib.get_close_matches(variable, variables, n=1, cutoff=0.9):
+        elif near := difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.75):
             # Not every variable of this prefix is an option (FLUX_INDUCTOR_ENGINE is none); catch slips only.
-            raise ValueError(f"unknown environment variable {variable}; did you mean {near[0]}?")
+            raise ValueError(
+                f"unknown environment variable {variable}; "
+                f"did you mean {ENVIRONMENT_PREFIX}{near[0].upper()}?"
+            )
     return values
 
 

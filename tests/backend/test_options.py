@@ -13,12 +13,6 @@ import flux_inductor
 from flux_inductor.options import STRATEGIES, Options, describe_options, resolve
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for option in dataclasses.fields(Options):
-        monkeypatch.delenv(f"FLUX_INDUCTOR_{option.name.upper()}", raising=False)
-
-
 def test_defaults_are_those_of_the_dataclass() -> None:
     assert resolve() == (Options(), {})
 

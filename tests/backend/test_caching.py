@@ -1,0 +1,83 @@
+"""Inductor's caches: a graph is compiled once, and anew when what decides its rewrite has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+import flux_inductor
+from flux_inductor.backend import flux_inductor as backend
+from flux_inductor.tools.report import GraphReport
+from tests.backend.programs import fake_ranks, inputs, mlp
+from tests.ranks import run_ranks
+
+
+def _compile(**options: object) -> tuple[GraphReport, ...]:
+    """Compiles forward and backward as a new process would; returns their part of the report."""
+    torch._dynamo.reset()
+    before = len(flux_inductor.report().graphs)
+    with flux_inductor.options(strategy="always"), flux_inductor.options(**options):
+        arguments = inputs(requires_grad=True)
+        torch.autograd.grad(torch.compile(mlp, backend=backend)(*arguments).sum(), arguments)
+    return flux_inductor.report().graphs[before:]
+
+
+def _decisions(graphs: tuple[GraphReport, ...]) -> list[tuple[str, str, str]]:
+    return [(r.graph.split()[0], r.op, r.plan) for graph in graphs for r in graph.records]
+
+
+def test_a_cached_graph_keeps_its_records() -> None:
+    with fake_ranks(2):
+        cold, warm = _compile(), _compile()
+    assert [graph.cached for graph in cold] == [False, False]
+    assert [graph.cached for graph in warm] == [True, True]
+    assert _decisions(cold) == _decisions(warm)
+    assert len(_decisions(cold)) == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"strategy": "never"}, {"strict": True}, {"topology": "cpu ranks=2 nodes=2 link=shm"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_another_option_misses(options: dict[str, object]) -> None:
+    with fake_ranks(2):
+        _compile()
+        assert [graph.cached for graph in _compile(**options)] == [False, False]
+
+
+def test_records_that_cannot_be_kept_are_missed_in_the_report_alone(caplog: pytest.LogCaptureFixture) -> None:
+    Path(cache_dir(), "flux_inductor").write_text("in the way")
+    with fake_ranks(2):
+        assert [graph.cached for graph in _compile()] == [False, False]
+        assert "TORCHINDUCTOR_CACHE_DIR" in caplog.text
+        (graph,) = _compile()
+    assert graph.cached
+    assert "no collective of it is on record" in str(graph)
+
+
+def _train(rank: int, world: int) -> tuple[Any, ...]:
+    arguments = inputs(rank, requires_grad=True)
+    with flux_inductor.options(strategy="always"):
+        result = torch.compile(mlp, backend=backend)(*arguments)
+        gradients = torch.autograd.grad(result.square().sum(), arguments)
+    report = flux_inductor.report()
+    hits = counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgraph_cache_hit"]
+    return [value.tolist() for value in (result, *gradients)], report, hits
+
+
+def test_a_second_program_finds_its_graphs_and_runs_them_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", cache_dir())
+    cold, warm = run_ranks(_train, 2), run_ranks(_train, 2)
+    for (cold_values, cold_report, cold_hits), (values, report, hits) in zip(cold, warm, strict=True):
+        assert cold_hits == (0, 0)
+        assert hits == (1, 2)
+        assert values == cold_values
+        assert all(graph.cached for graph in report.graphs)
+        assert _decisions(report.graphs) == _decisions(cold_report.graphs)
+        assert report.executions == cold_report.executions
