@@ -131,6 +131,7 @@ void bind_cpu(py::module_& module) {
       .def_property_readonly("fd", &Segment::fd)
       .def_property_readonly("size", &Segment::size)
       .def_property_readonly("token", [](const Segment& segment) { return segment.header().token; })
+      .def("announce_failure", &Segment::announce_failure, py::arg("why"))
       .def("buffer", [](std::shared_ptr<Segment> segment, int parity) {
         return Buffer{std::move(segment), parity};
       });

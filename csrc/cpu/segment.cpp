@@ -110,6 +110,11 @@ std::shared_ptr<Segment> Segment::open(int pid, int fd, std::uint64_t token) {
   return segment;
 }
 
+void Segment::announce_failure(const std::string& why) {
+  header().failure.set(why);
+  header().failed.store(1, std::memory_order_release);
+}
+
 Segment::~Segment() {
   if (base_ != nullptr) munmap(base_, size_);
   if (fd_ >= 0) close(fd_);

@@ -65,6 +65,9 @@ class Segment {
     return base_ + buffers_offset_ + parity * buffer_stride_;
   }
 
+  // Tells the peers that the owner's call has failed.
+  void announce_failure(const std::string& why);
+
   int fd() const { return fd_; }
   std::size_t size() const { return size_; }
 

@@ -84,9 +84,7 @@ Outcome Workspace::end() {
 void Workspace::fail(const std::string& why) {
   thread_->cancel();
   thread_->join({});
-  Header& header = peers_->own().header();
-  header.failure.set(why);
-  header.failed.store(1, std::memory_order_release);
+  peers_->own().announce_failure(why);
 }
 
 void Workspace::leave() { peers_->own().header().gone.store(1, std::memory_order_release); }

@@ -1,12 +1,18 @@
-"""Process groups by name, and what this process keeps for each."""
+"""Process groups by name, and what engines keep for each as long as it lives."""
 
 from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch.distributed as dist
 
 from flux_inductor.runtime.torch_private import process_group
 
-__all__ = ["group_size", "name_of", "process_group"]
+__all__ = ["GroupState", "close_all", "group_size", "name_of", "process_group", "state_of"]
 
 
 def group_size(name: str) -> int:
@@ -33,3 +39,70 @@ def name_of(group: dist.ProcessGroup | str | None) -> str:
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError("this rank is not in the group that was passed; only its members may call the op")
     return group.group_name
+
+
+class GroupState(Protocol):
+    """What an engine keeps for one process group, for example its shared memory."""
+
+    def __init__(self, name: str, group: dist.ProcessGroup) -> None: ...
+
+    def close(self) -> None:
+        """Gives everything back. No call is running, and none follows."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Kept:
+    group: weakref.ref[dist.ProcessGroup]
+    state: GroupState
+
+
+State = TypeVar("State", bound=GroupState)
+_kept: dict[tuple[type[GroupState], str], _Kept] = {}
+_changing = threading.RLock()
+
+
+def state_of(name: str, kind: type[State]) -> State:
+    """The state of that kind for a group: the one made before, or a new one `kind(name, group)`.
+
+    A group that was destroyed and made anew under the same name gets a new state; the old one is closed when
+    its process group is gone, and at the latest now.
+
+    Raises:
+        ValueError: there is no such group on this rank.
+    """
+    group = process_group(name)
+    kept = _kept.get((kind, name))
+    if kept is None or kept.group() is not group:
+        with _changing:
+            kept = _kept.get((kind, name))
+            if kept is None or kept.group() is not group:
+                kept = _replace(kept, name, kind, group)
+    assert isinstance(kept.state, kind)
+    return kept.state
+
+
+def _replace(old: _Kept | None, name: str, kind: type[GroupState], group: dist.ProcessGroup) -> _Kept:
+    if old is not None:
+        old.state.close()
+    new = _kept[kind, name] = _Kept(
+        weakref.ref(group, lambda dead: _drop(kind, name, dead)), kind(name, group)
+    )
+    return new
+
+
+def _drop(kind: type[GroupState], name: str, dead: weakref.ref[dist.ProcessGroup]) -> None:
+    """Closes the state of a process group that was collected, unless a newer group has its place already."""
+    with _changing:
+        kept = _kept.get((kind, name))
+        if kept is not None and kept.group is dead:
+            del _kept[kind, name]
+            kept.state.close()
+
+
+@atexit.register
+def close_all() -> None:
+    """Closes every state, so that no thread runs into the interpreter's end."""
+    with _changing:
+        while _kept:
+            _kept.popitem()[1].state.close()

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._autograd import DeviceType
-from torch._C._distributed_c10d import (
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
     Store,
-    _detect_dma_connectivity,  # type: ignore[attr-defined]
+    _detect_dma_connectivity,
     _resolve_process_group,
 )
 

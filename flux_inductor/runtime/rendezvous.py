@@ -1,0 +1,90 @@
+"""How ranks of one host find each other's shared memory: handles, exchanged through the group's store."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from torch._C._distributed_c10d import Store
+
+from flux_inductor._core import Segment
+from flux_inductor.runtime.detect import host_identity
+from flux_inductor.runtime.errors import PeerTimeoutError, WorkspaceError
+
+
+@dataclass(frozen=True)
+class Handle:
+    """What a rank tells its peers so that they can map its segment.
+
+    Args:
+        pid, fd: the segment is /proc/<pid>/fd/<fd>.
+        token: the random number in its header.
+        host: the kernel that the rank runs under.
+        pids: the namespace in which `pid` means something.
+        descriptor: the call that the rank is about to run.
+        failure: why the rank could not make its segment; "" if it could.
+    """
+
+    pid: int = 0
+    fd: int = -1
+    token: int = 0
+    host: str = ""
+    pids: str = ""
+    descriptor: str = ""
+    failure: str = ""
+
+    @staticmethod
+    def of(segment: Segment, descriptor: str) -> Handle:
+        namespace = os.readlink("/proc/self/ns/pid")
+        return Handle(os.getpid(), segment.fd, segment.token, host_identity(), namespace, descriptor)
+
+
+def exchange(
+    store: Store, prefix: str, rank: int, world: int, own: Handle, limit_s: float, check: Callable[[], None]
+) -> list[Handle]:
+    """The handles of all ranks. `check` is called while some are missing and raises to give up.
+
+    Raises:
+        PeerTimeoutError: ranks were missing for `limit_s` seconds.
+    """
+    store.set(f"{prefix}/{rank}", json.dumps(asdict(own)))
+    missing = [peer for peer in range(world) if peer != rank]
+    deadline, pause_s = time.monotonic() + limit_s, 0.0002
+    while missing := [peer for peer in missing if not store.check([f"{prefix}/{peer}"])]:
+        check()
+        if time.monotonic() > deadline:
+            raise PeerTimeoutError(f"waited {limit_s:g} s for ranks {missing} to begin their call")
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.02)
+    return [Handle(**json.loads(store.get(f"{prefix}/{peer}"))) for peer in range(world)]
+
+
+def open_segment(peer: int, handle: Handle, own: Handle) -> Segment:
+    """Maps a peer's segment.
+
+    Raises:
+        WorkspaceError: names why it cannot be reached, and the remedy.
+    """
+    unfused = "or run unfused: FLUX_INDUCTOR_ENGINE=reference, or option strategy='never'"
+    if handle.failure:
+        raise WorkspaceError(f"rank {peer}: {handle.failure}")
+    if handle.host != own.host:
+        raise WorkspaceError(
+            f"rank {peer} runs on another host, and the CPU engine needs all ranks of a group on one; "
+            f"choose groups that lie on one host, {unfused}"
+        )
+    if handle.pids != own.pids:
+        raise WorkspaceError(
+            f"rank {peer} runs in another container: its process namespace is {handle.pids}, this rank's is "
+            f"{own.pids}; start the containers with one process namespace (docker: --pid), {unfused}"
+        )
+    try:
+        return Segment.open(handle.pid, handle.fd, handle.token)
+    except OSError as error:
+        raise WorkspaceError(
+            f"the shared memory of rank {peer} (process {handle.pid}) cannot be opened ({error}); "
+            f"run all ranks as one user, with /proc mounted, {unfused}"
+        ) from error
