@@ -1,0 +1,39 @@
+"""What a rewrite depends on beside the graph, as a key for Inductor's cache of compiled graphs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import flux_inductor
+from flux_inductor.options import Options
+
+_PACKAGE = Path(flux_inductor.__file__).parent
+# Variables by which launchers tell how the ranks are laid out over hosts: the topology follows from it.
+_LAYOUT = ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+
+
+def cache_key(options: Options) -> str:
+    """Equal exactly where the same graph is rewritten in the same way. Waits for nobody."""
+    parts = (_sources(), repr(options), torch.__version__, _machine())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _machine() -> str:
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+    return " ".join([f"world={world}", *(f"{name}={os.environ.get(name, '')}" for name in _LAYOUT)])
+
+
+@lru_cache
+def _sources() -> str:
+    """Of every file whose change may change a rewrite."""
+    files = [_PACKAGE / "ops.py", *Path(__file__).parent.glob("*.py"), *(_PACKAGE / "planning").glob("*.py")]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,114 @@
+"""Asks the strategy about a pair: conditions that no plan can do without, then the Problem and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch.fx import Node
+
+from flux_inductor.options import Options
+from flux_inductor.passes.collectives import Collective
+from flux_inductor.passes.gather_pair import GatherPair
+from flux_inductor.passes.reasons import Reason
+from flux_inductor.passes.scatter_site import ScatterSite
+from flux_inductor.passes.sizes import DTYPE_NAMES, as_expression, dtype_text, equal, product, tensor
+from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.strategy import Decision, choose
+from flux_inductor.planning.topology import Device, Topology
+
+TopologyOf = Callable[[str, str], Topology]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all pairs of a graph are decided by.
+
+    Args:
+        topology_of: the topology of a group, by its name and the type of device ("cpu", "cuda").
+        engines: devices on which an engine executes fused plans.
+    """
+
+    options: Options
+    topology_of: TopologyOf
+    engines: Collection[Device]
+
+
+def gather_problem(pair: GatherPair) -> Problem:
+    *leading, depth = tensor(pair.site.x).shape
+    return Problem(
+        kind="all_gather_matmul",
+        world=pair.site.collective.world,
+        strips=as_expression(product(leading[: pair.dim])),
+        rows=as_expression(product(leading[pair.dim :])),
+        columns=tuple(as_expression(tensor(one.matmul.weight).shape[1]) for one in pair.consumers),
+        depth=as_expression(depth),
+        dtype=DTYPE_NAMES[pair.dtype],
+        return_gathered=bool(pair.used),
+    )
+
+
+def scatter_problem(site: ScatterSite) -> Problem:
+    *leading, columns = tensor(site.product).shape
+    dim, world = site.dim, site.collective.world
+    cut = leading if site.by_columns else leading[dim:]
+    rows = as_expression(product(cut))
+    return Problem(
+        kind="matmul_reduce_scatter",
+        world=world,
+        strips=1 if site.by_columns else as_expression(product(leading[:dim])),
+        rows=rows if site.by_columns else _divided(rows, world),
+        columns=(as_expression(columns),),
+        depth=as_expression(tensor(site.matmul.weight).shape[0]),
+        dtype=DTYPE_NAMES[tensor(site.product).dtype],
+        split="columns" if site.by_columns else "rows",
+        addend=site.has_addend,
+    )
+
+
+def _divided(size: int | sympy.Expr, world: int) -> int | sympy.Expr:
+    """The size, which is known to be a multiple of world, divided by it."""
+    return size // world if isinstance(size, int) else size / world
+
+
+def unsuitable(
+    collective: Collective, dtype: torch.dtype, x: torch.Tensor, operands: Iterable[Node]
+) -> Reason | None:
+    """Why no fused op takes `x`, in that dtype, and these operands, whatever the strategy; None if one may."""
+    if isinstance(collective.group, Reason):
+        return collective.group
+    tensors = [tensor(node) for node in operands]
+    kinds = {(value.dtype, value.device) for value in tensors} | {(dtype, x.device)}
+    if dtype not in DTYPE_NAMES:
+        return Reason(
+            "dtype", f"the pair computes in {dtype_text(dtype)}; fused ops take bf16, fp16 and fp32"
+        )
+    if len(kinds) > 1:
+        text = ", ".join(sorted(f"{dtype_text(one)} on {device}" for one, device in kinds))
+        return Reason(
+            "mixed-dtypes", f"the operands of a fused op share one dtype and device; these are {text}"
+        )
+    if any(equal(size, 0) for value in (x, *tensors) for size in value.shape):
+        return Reason("empty", "a tensor of the pair has no elements")
+    return None
+
+
+def decide(problem: Problem, collective: Collective, device: str, setting: Setting) -> Decision | Reason:
+    """The strategy's answer, or why it cannot be asked."""
+    assert isinstance(collective.group, str)
+    try:
+        topology = _topology(collective.group, problem.world, device, setting)
+    except ValueError as error:
+        return Reason("topology", str(error))
+    # No hints of symbolic sizes: ranks may have met different ones, and the plan must be the same on all.
+    return choose(problem, topology, setting.options.strategy, engines=setting.engines)
+
+
+def _topology(group: str, world: int, device: str, setting: Setting) -> Topology:
+    if setting.options.topology:
+        written = Topology.parse(setting.options.topology)
+        if written.ranks == world:
+            return written
+    return setting.topology_of(group, device)

@@ -1,0 +1,138 @@
+"""Which matmuls of a gathered tensor one fused op can make, and what else it must give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from flux_inductor.passes.dependencies import Dependencies
+from flux_inductor.passes.gather_site import Consumer, GatherSite, Whole
+from flux_inductor.passes.reasons import Reason
+from flux_inductor.passes.rows import Move
+from flux_inductor.passes.sizes import dtype_text, tensor
+
+
+@dataclass(frozen=True)
+class GatherPair:
+    """One gather and the matmuls that it is fused with.
+
+    Args:
+        root: the node that arranges the gathered tensor as the op does, along dim `dim` of the shard.
+        cast: the dtype to which the shard is converted before it is gathered, None to leave it.
+        consumers: the matmuls, in the order of the graph.
+        used: arrangements of the gathered tensor that something else needs; all made from `root`.
+    """
+
+    site: GatherSite
+    root: Node
+    dim: int
+    cast: torch.dtype | None
+    consumers: tuple[Consumer, ...]
+    used: tuple[Whole, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.cast or tensor(self.site.x).dtype
+
+
+def pair_of(site: GatherSite, dependencies: Dependencies) -> GatherPair | Reason:
+    """The pair that can be fused, or why there is none."""
+    draft = _Draft(site, dependencies)
+    for narrow in (draft.drop_dependent, draft.keep_one_root, draft.keep_one_cast, draft.drop_unavailable):
+        reason = narrow()
+        if reason is not None:
+            return reason
+    first = draft.consumers[0].lhs
+    used = tuple(site.used.values())
+    return GatherPair(site, first.root, first.dim, first.cast, tuple(draft.consumers), used)
+
+
+class _Draft:
+    """Narrows the consumers of a site down to those that one op can serve."""
+
+    def __init__(self, site: GatherSite, dependencies: Dependencies) -> None:
+        self.site = site
+        self.dependencies = dependencies
+        self.consumers = sorted(site.consumers, key=lambda one: dependencies.position(one.matmul.node))
+
+    def _drop(self, dropped: list[Consumer]) -> None:
+        """These multiply the gathered tensor that the op returns."""
+        self.consumers = [one for one in self.consumers if one not in dropped]
+        self.site.used.update({one.lhs.node: one.lhs for one in dropped})
+
+    def drop_dependent(self) -> Reason | None:
+        gather = self.site.collective.node
+        dependent = [
+            one
+            for one in self.consumers
+            if any(self.dependencies.depends(operand, gather) for operand in one.matmul.operands)
+        ]
+        for one in dependent:
+            text = f"the weight or bias of {one.matmul.node.name} is made from the gathered tensor itself"
+            self.site.blocked.append(Reason("operand-order", text))
+        self._drop(dependent)
+        if self.consumers:
+            return None
+        if self.site.blocked:
+            return self.site.blocked[0]
+        return Reason("no-matmul", f"no matmul takes the rows of {self.site.wait.name}")
+
+    def keep_one_root(self) -> Reason | None:
+        """The op gives one arrangement; the raw one, along dim 0, can be made into any other."""
+        roots = {one.lhs.root for one in self.consumers}
+        if len(roots | {whole.root for whole in self.site.used.values()}) == 1:
+            return None
+        if self.site.wait not in roots:
+            text = f"{self.site.wait.name} is needed along dim 0 as well as along another dim of the shard"
+            return Reason("layouts", text)
+        self.consumers = [one for one in self.consumers if one.lhs.root is self.site.wait]
+        self.site.used[self.site.wait] = Whole(self.site.wait, 0)
+        return None
+
+    def keep_one_cast(self) -> Reason | None:
+        """A cast moves before the gather if everybody wants it and it makes no more to transfer."""
+        wanted = {_casts(whole) for whole in (*(one.lhs for one in self.consumers), *self.site.used.values())}
+        if () in {_casts(one.lhs) for one in self.consumers}:
+            self._drop([one for one in self.consumers if _casts(one.lhs)])
+            return None
+        before, (first, *_) = tensor(self.site.x).dtype, sorted(wanted, key=len, reverse=True)
+        after = " and ".join(
+            sorted({dtype_text(casts[-1]) if casts else dtype_text(before) for casts in wanted})
+        )
+        if len(wanted) > 1 or len(first) > 1:
+            text = f"the {dtype_text(before)} gathered tensor is needed as {after}, so no cast can move before it"
+            return Reason("cast", text)
+        if first[0].itemsize > before.itemsize:
+            text = (
+                f"a cast to {after} before the gather would double what the {dtype_text(before)} gather moves"
+            )
+            return Reason("cast", text)
+        return None
+
+    def drop_unavailable(self) -> Reason | None:
+        """See Dependencies. If the op also gives the gathered tensor, it stands where that was made."""
+        place = self.dependencies.position(self.consumers[0].matmul.node)
+        late = self._late(place)
+        if late or self.site.used:
+            late = self._late(self.dependencies.position(self.consumers[0].lhs.root))
+        if len(late) == len(self.consumers):
+            text = (
+                f"the weight of {late[0].matmul.node.name} depends on another fused gather that comes later"
+            )
+            return Reason("operand-order", text)
+        self._drop(late)
+        return None
+
+    def _late(self, place: int) -> list[Consumer]:
+        available = self.dependencies.available
+        return [
+            one
+            for one in self.consumers
+            if not all(available(operand, place) for operand in one.matmul.operands)
+        ]
+
+
+def _casts(whole: Whole) -> tuple[torch.dtype, ...]:
+    return tuple(tensor(step.node).dtype for step in whole.steps if step.move is Move.CAST)

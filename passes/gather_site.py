@@ -1,0 +1,177 @@
+"""Follows a gathered tensor forward, by what the ops do to its rows, to the matmuls that multiply them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+
+from flux_inductor.passes import pieces
+from flux_inductor.passes.collectives import Collective
+from flux_inductor.passes.matmul import Matmul, as_matmul, is_matmul
+from flux_inductor.passes.reasons import Reason
+from flux_inductor.passes.rows import Move, follow
+from flux_inductor.passes.sizes import shape_text, tensor
+
+aten = torch.ops.aten
+_TRANSPOSES = (aten.permute.default, aten.transpose.int)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All rows of the gathered tensor, as `node` arranges them.
+
+    Args:
+        dim: the dim of the shard along which the root of this tensor is the gather.
+        parent: the whole that `node` was made from by `move`; None at the root.
+    """
+
+    node: Node
+    dim: int
+    parent: Whole | None = None
+    move: Move | None = None
+
+    @property
+    def steps(self) -> list[Whole]:
+        """The way from the root, without the root, to here."""
+        return [] if self.parent is None else [*self.parent.steps, self]
+
+    @property
+    def root(self) -> Node:
+        return self.node if self.parent is None else self.parent.root
+
+    @property
+    def cast(self) -> torch.dtype | None:
+        """The dtype to which the steps convert, None if none does."""
+        casts = [tensor(step.node).dtype for step in self.steps if step.move is Move.CAST]
+        return casts[-1] if casts else None
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A tensor made of the gathered one in a way that no fused op follows."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A matmul that multiplies the rows of `lhs`."""
+
+    matmul: Matmul
+    lhs: Whole
+
+
+@dataclass
+class GatherSite:
+    """What becomes of one gathered tensor.
+
+    Args:
+        wait: the node that makes it, [world * n, ...], from shard `x`.
+        consumers: matmuls of all its rows.
+        blocked: why other matmuls that it reaches cannot be fused.
+        used: its arrangements that something else needs, by node.
+    """
+
+    collective: Collective
+    wait: Node
+    x: Node
+    consumers: list[Consumer] = field(default_factory=list)
+    blocked: list[Reason] = field(default_factory=list)
+    used: dict[Node, Whole] = field(default_factory=dict)
+
+
+def explore(collective: Collective) -> GatherSite | Reason:
+    """Where the gathered tensor goes."""
+    x, waits = collective.node.args[0], collective.waits
+    assert isinstance(x, Node)
+    if len(waits) != 1 or len(collective.node.users) != 1:
+        return Reason("no-matmul", "this graph does not wait for the gathered tensor")
+    site = GatherSite(collective, waits[0], x)
+    _Explorer(site).run()
+    return site
+
+
+class _Explorer:
+    """One traversal: every tensor that is made of the gathered one is visited once."""
+
+    def __init__(self, site: GatherSite) -> None:
+        self.site = site
+        self.world = site.collective.world
+        self.seen: set[Node] = set()
+        self.pending: list[tuple[Node, Whole | Opaque]] = [(site.wait, Whole(site.wait, 0))]
+
+    def run(self) -> None:
+        while self.pending:
+            node, value = self.pending.pop()
+            for user in node.users:
+                if is_matmul(user):
+                    self._meet_matmul(node, value, user)
+                elif isinstance(value, Whole):
+                    self._follow_whole(node, value, user)
+                elif follow(node, user, self.world) is not None or user.target in _TRANSPOSES:
+                    self._push(user, value)
+
+    def _push(self, node: Node, value: Whole | Opaque) -> None:
+        if node not in self.seen:
+            self.seen.add(node)
+            self.pending.append((node, value))
+
+    def _follow_whole(self, node: Node, value: Whole, user: Node) -> None:
+        move = follow(node, user, self.world)
+        if move is not None:
+            self._push(user, Whole(user, value.dim, value, move))
+        elif user.target in pieces.SPLITS:
+            for part in user.users:
+                self._follow_piece(value, part)
+        elif user.target is aten.slice.Tensor:
+            self._follow_piece(value, user)
+        else:
+            self.site.used[node] = value
+            if user.target in _TRANSPOSES:
+                text = f"{user.name} transposes the gathered tensor, so that the matmul sums over its rows"
+                self._push(user, Opaque(Reason("contracted", text)))
+
+    def _follow_piece(self, value: Whole, part: Node) -> None:
+        for user in part.users:
+            if user in self.seen:
+                continue
+            whole = pieces.concatenation_of(user)
+            if whole is not None:
+                self._push(user, self._concatenated(value, whole))
+                continue
+            self.site.used[value.node] = value
+            shape = shape_text(tensor(part).shape)
+            self._push(part, Opaque(Reason("partial", f"the matmul gets only the part {part.name} {shape}")))
+
+    def _concatenated(self, value: Whole, whole: pieces.Concatenation) -> Whole | Opaque:
+        if whole.is_identity():
+            return Whole(whole.node, value.dim, value, Move.COPY)
+        is_raw = value.parent is None and value.node is self.site.wait
+        if is_raw and whole.cut == 0 and whole.is_by_shards(self.world):
+            if whole.dim < tensor(whole.node).dim() - 1:
+                return Whole(whole.node, whole.dim)
+            shard = shape_text(tensor(self.site.x).shape)
+            reason = Reason(
+                "contracted", f"the last dim of shard {shard} is gathered, and the matmul sums over it"
+            )
+        else:
+            reason = whole.complaint(self.world)
+        self.site.used[value.node] = value
+        return Opaque(reason)
+
+    def _meet_matmul(self, node: Node, value: Whole | Opaque, user: Node) -> None:
+        if isinstance(value, Opaque):
+            self.site.blocked.append(value.reason)
+            return
+        matmul = as_matmul(user)
+        if isinstance(matmul, Matmul) and matmul.lhs is node and matmul.weight is not node:
+            self.site.consumers.append(Consumer(matmul, value))
+            return
+        self.site.used[node] = value
+        if isinstance(matmul, Reason):
+            self.site.blocked.append(matmul)
+        elif matmul.weight is node:
+            text = f"the gathered tensor is the right operand of {user.name}, which sums over its rows"
+            self.site.blocked.append(Reason("contracted", text))

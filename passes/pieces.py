@@ -1,0 +1,110 @@
+"""Parts of a tensor along one dim, and what it means to concatenate them again.
+
+A gather along an inner dim, a dist.all_gather into a list, and the cut before a reduce_scatter are all written
+as parts and a concatenation. Only the ranges say whether ranks' order was kept, so they are always checked.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch.fx import Node
+
+from flux_inductor.passes.reasons import Reason
+from flux_inductor.passes.rows import slice_bounds
+from flux_inductor.passes.sizes import Size, equal, shape_text, tensor
+
+aten = torch.ops.aten
+SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes)
+CAT = aten.cat.default
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows start to stop, along `dim`, of the tensor that `source` makes."""
+
+    source: Node
+    dim: int
+    start: Size
+    stop: Size
+
+
+def piece_of(node: Node) -> Piece | None:
+    """The piece that `node` is, None if it is none."""
+    if node.target is operator.getitem:
+        split, position = cast(tuple[Node, int], node.args)
+        if split.target not in SPLITS:
+            return None
+        source = cast(Node, split.args[0])
+        dim = split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
+        dim = cast(int, dim) % tensor(source).dim()
+        sizes = [part.shape[dim] for part in split.meta["val"]]
+        start = sum(sizes[:position])
+        return Piece(source, dim, start, start + sizes[position])
+    if node.target is aten.slice.Tensor:
+        bounds = slice_bounds(node)
+        return bounds and Piece(cast(Node, node.args[0]), bounds.dim, bounds.start, bounds.stop)
+    return None
+
+
+@dataclass(frozen=True)
+class Concatenation:
+    """Pieces of one tensor, concatenated along `dim`."""
+
+    node: Node
+    pieces: tuple[Piece, ...]
+    dim: int
+
+    @property
+    def source(self) -> Node:
+        return self.pieces[0].source
+
+    @property
+    def cut(self) -> int:
+        """The dim along which the source was cut."""
+        return self.pieces[0].dim
+
+    def is_identity(self) -> bool:
+        """Whether the result is known to equal the source."""
+        return self.cut == self.dim and self._covers()
+
+    def is_by_shards(self, world: int) -> bool:
+        """Whether the pieces are known to be the `world` equal parts of the source, in order."""
+        size = tensor(self.source).shape[self.cut]
+        sizes = [piece.stop - piece.start for piece in self.pieces]
+        even = len(self.pieces) == world and all(equal(part * world, size) for part in sizes)
+        return even and self._covers()
+
+    def _covers(self) -> bool:
+        ends = equal(self.pieces[0].start, 0) and equal(
+            self.pieces[-1].stop, tensor(self.source).shape[self.cut]
+        )
+        return ends and all(equal(a.stop, b.start) for a, b in pairwise(self.pieces))
+
+    def complaint(self, world: int) -> Reason:
+        """Why this is neither the identity nor one piece a rank in the ranks' order."""
+        size = tensor(self.source).shape[self.cut]
+        ranges = ", ".join(f"{piece.start}:{piece.stop}" for piece in self.pieces)
+        return Reason(
+            "chunk-order",
+            f"{self.node.name} concatenates rows {ranges} of {shape_text(tensor(self.source).shape)} along dim "
+            f"{self.dim}; only the {world} ranks' parts of {size} rows, each once and in order, are one gather",
+        )
+
+
+def concatenation_of(node: Node) -> Concatenation | None:
+    """The concatenation that `node` is, None if not all of it are pieces of one tensor along one dim."""
+    if node.target is not CAT:
+        return None
+    inputs = cast(Sequence[Node], node.args[0])
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    pieces = [piece_of(part) for part in inputs]
+    known = [piece for piece in pieces if piece is not None]
+    if len(known) < len(pieces) or len({(piece.source, piece.dim) for piece in known}) != 1:
+        return None
+    return Concatenation(node, tuple(known), cast(int, dim) % tensor(node).dim())

@@ -1,0 +1,241 @@
+"""Follows the input of a reduce_scatter back to a matmul, and gathers up what is done to its product on the way.
+
+    reduce_scatter(cut(steps(scale * (x @ W + bias) + another) + yet another))
+
+The cut says along which dim the product is scattered. All that comes before it must be linear in the product:
+row-structural steps (rows.py), which can be taken on x instead; factors; sums with other tensors, of which
+the fused op takes one of the product's shape (addend) and one with an entry a column (bias).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch.fx import Node
+
+from flux_inductor.passes import pieces
+from flux_inductor.passes.collectives import Collective
+from flux_inductor.passes.matmul import Matmul, as_matmul, is_matmul
+from flux_inductor.passes.reasons import Reason
+from flux_inductor.passes.rows import CONVERT, Move, follow
+from flux_inductor.passes.sizes import divides, dtype_text, equal, same, shape_text, tensor
+
+aten = torch.ops.aten
+_SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+_FUSED_GATHER = "flux_inductor::all_gather_matmul"
+
+
+Steps = tuple[tuple[Node, Move], ...]  # row-structural nodes, in the order in which data passes them
+
+
+@dataclass(frozen=True)
+class Addition:
+    """A tensor that is added on the way: steps(scale * expand(node)).
+
+    Args:
+        like: the node to whose shape it is expanded.
+    """
+
+    node: Node
+    like: Node
+    steps: Steps
+    scale: float
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether it has one entry a column of the product."""
+        shape = tensor(self.node).shape
+        return len(shape) == 1 and equal(shape[0], tensor(self.like).shape[-1])
+
+
+@dataclass(frozen=True)
+class Term:
+    """A view of the scattered tensor as steps(scale * node) + others.
+
+    Args:
+        obstacle: what in this view no fused op expresses, if `node` is a matmul.
+    """
+
+    node: Node
+    steps: Steps = ()
+    scale: float = 1.0
+    others: tuple[Addition, ...] = ()
+    obstacle: Reason | None = None
+
+
+@dataclass(frozen=True)
+class ScatterSite:
+    """One reduce_scatter of a product.
+
+    Args:
+        product: the tensor that is scattered along `dim`.
+        term: the way from it back to the matmul.
+    """
+
+    collective: Collective
+    product: Node
+    dim: int
+    matmul: Matmul
+    term: Term
+
+    @property
+    def reduce_op(self) -> str:
+        return cast(str, self.collective.node.args[1])
+
+    @property
+    def additions(self) -> list[Addition]:
+        """All that is added to the scaled product, the matmul's own bias first."""
+        own = [node for node in (self.matmul.bias, self.matmul.full) if node is not None]
+        term, like = self.term, self.matmul.node
+        return [*(Addition(node, like, term.steps, term.scale) for node in own), *term.others]
+
+    @property
+    def has_addend(self) -> bool:
+        return not all(addition.is_bias for addition in self.additions)
+
+    @property
+    def by_columns(self) -> bool:
+        return self.dim == tensor(self.product).dim() - 1
+
+
+def explore(collective: Collective) -> ScatterSite | Reason:
+    """The matmul that makes what is scattered, or why none can be fused."""
+    world = collective.world
+    product, dim, obstacle = cast(Node, collective.node.args[0]), 0, None
+    whole = pieces.concatenation_of(product)
+    if whole is not None and not whole.is_identity():
+        if whole.dim == 0 and whole.is_by_shards(world):
+            dim = whole.cut
+        else:
+            obstacle = whole.complaint(world)
+    if whole is not None:
+        product = whole.source
+    if not (_has_one_user(product) if whole is None else _only_cut(whole)):
+        obstacle = obstacle or _used_elsewhere(product)
+    found = _find_matmul(Term(product, obstacle=obstacle), world)
+    if isinstance(found, Reason):
+        return found
+    matmul, term = found
+    site = ScatterSite(collective, product, dim, matmul, term)
+    if site.reduce_op not in ("sum", "avg"):
+        return Reason("reduce-op", f"the reduction is {site.reduce_op}; a fused op sums or averages")
+    shape = tensor(product).shape
+    if len(shape) < 2 or not divides(world, shape[dim]):
+        code = "not-divisible" if all(isinstance(size, int) for size in shape) else "unknown-size"
+        text = f"dim {dim} of the product {shape_text(shape)} is not known to divide by the {world} ranks"
+        return Reason(code, text)
+    return site
+
+
+def _only_cut(whole: pieces.Concatenation) -> bool:
+    """Whether the source goes nowhere but into this concatenation."""
+    parts = cast(list[Node], whole.node.args[0])
+    cuts = {part.args[0] if part.target is not aten.slice.Tensor else part for part in parts}
+    alone = _has_one_user(whole.node) and all(set(part.users) == {whole.node} for part in parts)
+    return alone and set(whole.source.users) <= cuts
+
+
+def _has_one_user(node: Node) -> bool:
+    return len(node.users) == 1
+
+
+def _used_elsewhere(node: Node) -> Reason:
+    users = ", ".join(user.name for user in node.users)
+    return Reason("product-used", f"{node.name} is needed whole, by {users}")
+
+
+def _find_matmul(product: Term, world: int) -> tuple[Matmul, Term] | Reason:
+    """The nearest matmul, in sums on the way; the largest, then the last, of several equally near ones."""
+    missed: list[Reason] = []
+    level = [product]
+    while level:
+        found: list[tuple[Matmul, Term]] = []
+        following: list[Term] = []
+        for start in level:
+            term = _through_views(start, world)
+            if is_matmul(term.node):
+                matmul = as_matmul(term.node)
+                obstacle = matmul if isinstance(matmul, Reason) else term.obstacle
+                if obstacle is not None:
+                    missed.append(obstacle)
+                elif isinstance(matmul, Matmul):
+                    found.append((matmul, term))
+            elif branches := _branches(term):
+                following += branches
+            else:
+                missed.append(_no_matmul(term.node))
+        if found:
+            return max(found, key=lambda pair: _cost(pair[0]))
+        level = following
+    return next((reason for reason in missed if reason.code != "no-matmul"), missed[0])
+
+
+def _cost(matmul: Matmul) -> int:
+    """Operations of a matmul; 0 if its sizes are symbolic."""
+    sizes = [*tensor(matmul.lhs).shape, tensor(matmul.weight).shape[1]]
+    total = 1
+    for size in sizes:
+        total *= size if isinstance(size, int) else 0
+    return total
+
+
+def _through_views(term: Term, world: int) -> Term:
+    """The term without its outermost views and factors."""
+    while True:
+        node = term.node
+        source = node.args[0] if node.args else None
+        if not isinstance(source, Node) or is_matmul(node):
+            return term
+        move = follow(source, node, world)
+        if move is not None:
+            steps = ((node, move), *term.steps)
+            obstacle = _cast_obstacle(source, node) if node.target is CONVERT and move is Move.CAST else None
+            term = replace(term, steps=steps)
+        elif node.target in _SCALES and isinstance(node.args[1], (int, float)):
+            factor = 1 / node.args[1] if node.target in (aten.div.Tensor, aten.div.Scalar) else node.args[1]
+            obstacle = None if tensor(node).dtype == tensor(source).dtype else _cast_obstacle(source, node)
+            term = replace(term, scale=term.scale * factor)
+        else:
+            return term
+        term = _step_back(term, source, obstacle)
+
+
+def _step_back(term: Term, source: Node, obstacle: Reason | None) -> Term:
+    if obstacle is None and not _has_one_user(source):
+        obstacle = _used_elsewhere(source)
+    return replace(term, node=source, obstacle=term.obstacle or obstacle)
+
+
+def _cast_obstacle(source: Node, node: Node) -> Reason:
+    before, after = dtype_text(tensor(source).dtype), dtype_text(tensor(node).dtype)
+    text = f"{node.name} makes the {before} product {after}, and the sum over the ranks must be {after} too"
+    return Reason("cast", text)
+
+
+def _branches(term: Term) -> list[Term]:
+    """Both summands of a sum, each with the other one joined; none if the node is no sum."""
+    node = term.node
+    sides = node.args[:2]
+    if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1 or sides[0] is sides[1]:
+        return []
+    branches = []
+    for side, other in (sides, sides[::-1]):
+        if not (isinstance(side, Node) and isinstance(other, Node)):
+            continue
+        if not same(tensor(side).shape, tensor(node).shape):
+            continue
+        obstacle = None if tensor(side).dtype == tensor(node).dtype else _cast_obstacle(side, node)
+        joined = Addition(other, node, term.steps, term.scale)
+        branches.append(_step_back(replace(term, others=(*term.others, joined)), side, obstacle))
+    return branches
+
+
+def _no_matmul(node: Node) -> Reason:
+    source = node.args[0] if node.args else None
+    if isinstance(source, Node) and isinstance(source.target, torch._ops.OpOverload):
+        if source.target._schema.name == _FUSED_GATHER:
+            return Reason("matmul-taken", f"the matmul is part of {source.name}, which gathers its input")
+    made = "is an input of the graph" if node.op == "placeholder" else f"comes from {node.target}"
+    return Reason("no-matmul", f"the scattered tensor is no product: {node.name} {made}")
