@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
 from flux_inductor import ops
 from flux_inductor.eager_plan import plan_gather, plan_scatter
 from flux_inductor.runtime.groups import group_size, name_of
+from flux_inductor.runtime.reference import all_gather, reduce_scatter
 
 Group = dist.ProcessGroup | str | None
 
@@ -177,7 +177,9 @@ def _input_gradient(
     """reduce_scatter(sum_i dY_i @ W_i.t() + dG): the last matmul is fused, the others are its addend."""
     pairs = [(dy, w.t()) for dy, w in zip(grad_products, weights, strict=True) if dy is not None]
     if not pairs:
-        return None if grad_gathered is None else _reduce_scatter(grad_gathered, dim, group)
+        return (
+            None if grad_gathered is None else reduce_scatter(grad_gathered.contiguous(), group, dim, "sum")
+        )
     addend = grad_gathered
     for dy, weight in pairs[:-1]:
         addend = dy @ weight if addend is None else addend + dy @ weight
@@ -235,10 +237,5 @@ def _gather_gradient(
         plan = plan_gather(grad, [weight], group, dim, True)
         product, whole = torch.ops.flux_inductor.all_gather_matmul(grad, [weight], [], group, plan, dim, True)
         return whole, product
-    whole = funcol.wait_tensor(funcol.all_gather_tensor(grad.contiguous(), dim, group))
+    whole = all_gather(grad, group, dim)
     return whole, whole @ weight if need_product else None
-
-
-def _reduce_scatter(x: Tensor, dim: int, group: str) -> Tensor:
-    scattered: Tensor = funcol.wait_tensor(funcol.reduce_scatter_tensor(x.contiguous(), "sum", dim, group))
-    return scattered

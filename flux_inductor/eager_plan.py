@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from flux_inductor.options import current_options
+from flux_inductor.options import resolve
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import Mode, choose
 from flux_inductor.planning.topology import Topology
@@ -53,7 +53,7 @@ def plan_scatter(x: Tensor, weight: Tensor, group: str, dim: int, *, has_addend:
 
 
 def _plan(problem: Problem, group: str, device: str) -> str:
-    options = current_options()
+    options, _ = resolve()
     topology = Topology.parse(options.topology) if options.topology else topology_of(group, device)
     return _cached_plan(problem, topology, options.strategy)
 

@@ -1,70 +1,72 @@
-"""The differentiable functions against the same program in plain eager collectives, in float64."""
+"""The differentiable functions against one process that plays all ranks, in float64."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
 from tests.ranks import run_ranks
 
+Leaves = list[Tensor]
+Outputs = list[Tensor]
 
-def _reference_gather(
-    x: Tensor, weights: list[Tensor], biases: list[Tensor | None], dim: int
+
+def _random(rank: int, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def _with_gradients(
+    inputs: Sequence[list[Tensor]],
+    cotangents: Sequence[list[Tensor]],
+    ranks: Callable[[list[Leaves]], list[Outputs]],
+    rank: int,
+    dtype: torch.dtype,
 ) -> list[Tensor]:
-    whole = funcol.wait_tensor(funcol.all_gather_tensor_autograd(x, dim, dist.group.WORLD))
-    products = [whole @ w if b is None else whole @ w + b for w, b in zip(weights, biases, strict=True)]
-    return [*products, whole]
+    """Outputs and input gradients of `rank`, when one process computes what all ranks do."""
+    leaves = [[value.to(dtype).requires_grad_(True) for value in values] for values in inputs]
+    outputs = ranks(leaves)
+    flat = [output for mine in outputs for output in mine]
+    grads = [cotangent.to(dtype) for mine in cotangents for cotangent in mine]
+    return [*outputs[rank], *torch.autograd.grad(flat, leaves[rank], grads[: len(flat)])]
 
 
-def _error(value: Tensor, reference: Tensor) -> float:
-    return ((value.double() - reference).norm() / reference.norm().clamp_min(1e-30)).item()
+def _compare(fused: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
+    """Errors of at most twice those of plain operations in the same dtype."""
 
+    def error(value: Tensor, reference: Tensor) -> float:
+        assert value.shape == reference.shape
+        return ((value.double() - reference).norm() / reference.norm().clamp_min(1e-30)).item()
 
-def _leaves(dtype: torch.dtype, *values: Tensor) -> list[Tensor]:
-    return [value.to(dtype).requires_grad_(True) for value in values]
+    for ours, plain, reference in zip(fused, eager, exact, strict=True):
+        assert error(ours, reference) <= max(2 * error(plain, reference), 1e-6)
 
 
 def _gather(rank: int, world: int, dim: int, returned: bool) -> None:
     import flux_inductor
 
-    torch.manual_seed(rank)
-    values = [torch.randn(s) for s in ((4, 6, 16), (16, 8), (16, 12), (8,))]
-    grads = [torch.randn(*shape) for shape in _gathered_shapes(world, dim)]
-    if not returned:
-        grads.pop()
-
-    def run(dtype: torch.dtype, fused: bool) -> list[Tensor]:
-        x, w1, w2, b = leaves = _leaves(dtype, *values)
-        if fused:
-            outputs: Any = flux_inductor.all_gather_matmul(
-                x,
-                [w1, w2],
-                biases=[b, None],
-                gather_dim=dim,
-                return_gathered=returned,
-                plan="mesh push chunk=3",
-            )
-        else:
-            outputs = _reference_gather(x, [w1, w2], [b, None], dim)
-        outputs = list(outputs)[: len(grads)]
-        gradients = torch.autograd.grad(outputs, leaves, [g.to(dtype) for g in grads])
-        return [*outputs, *gradients]
-
-    reference = run(torch.float64, fused=False)
-    for fused, eager, exact in zip(
-        run(torch.float32, fused=True), run(torch.float32, fused=False), reference, strict=True
-    ):
-        assert _error(fused, exact) <= max(2 * _error(eager, exact), 1e-6)
-
-
-def _gathered_shapes(world: int, dim: int) -> list[tuple[int, ...]]:
     lead = (4 * world, 6) if dim == 0 else (4, 6 * world)
-    return [(*lead, n) for n in (8, 12, 16)]
+    columns = (8, 12, 16) if returned else (8, 12)
+    inputs = [_random(r, [(4, 6, 16), (16, 8), (16, 12), (8,)]) for r in range(world)]
+    cotangents = [_random(100 + r, [(*lead, n) for n in columns]) for r in range(world)]
+
+    def all_ranks(leaves: list[Leaves]) -> list[Outputs]:
+        whole = torch.cat([mine[0] for mine in leaves], dim)
+        outputs = [[whole @ w1 + b, whole @ w2, whole] for _, w1, w2, b in leaves]
+        return [mine[: len(columns)] for mine in outputs]
+
+    exact = _with_gradients(inputs, cotangents, all_ranks, rank, torch.float64)
+    plain = _with_gradients(inputs, cotangents, all_ranks, rank, torch.float32)
+    x, w1, w2, b = mine = [value.requires_grad_(True) for value in inputs[rank]]
+    outputs: Any = flux_inductor.all_gather_matmul(
+        x, [w1, w2], biases=[b, None], gather_dim=dim, return_gathered=returned, plan="mesh push chunk=3"
+    )
+    gradients = torch.autograd.grad(list(outputs), mine, cotangents[rank])
+    _compare([*outputs, *gradients], plain, exact)
 
 
 @pytest.mark.parametrize(("dim", "returned"), [(0, True), (1, False)])
@@ -75,36 +77,24 @@ def test_all_gather_matmul_gradients(dim: int, returned: bool) -> None:
 def _scatter(rank: int, world: int, dim: int, reduce_op: str) -> None:
     import flux_inductor
 
-    torch.manual_seed(rank)
-    values = [torch.randn(s) for s in ((4, 6, 16), (16, 8), (8,), (4, 6, 8))]
+    inputs = [_random(r, [(4, 6, 16), (16, 8), (8,), (4, 6, 8)]) for r in range(world)]
     shape = [4, 6, 8]
     shape[dim] //= world
-    grad = torch.randn(*shape)
+    cotangents = [_random(100 + r, [(shape[0], shape[1], shape[2])]) for r in range(world)]
 
-    def run(dtype: torch.dtype, fused: bool) -> list[Tensor]:
-        x, w, b, c = leaves = _leaves(dtype, *values)
-        if fused:
-            output = flux_inductor.matmul_reduce_scatter(
-                x,
-                w,
-                bias=b,
-                addend=c,
-                scatter_dim=dim,
-                reduce_op=reduce_op,
-                scale=0.5,
-                plan="mesh pull chunk=2",
-            )
-        else:
-            product = 0.5 * (x @ w) + b + c
-            scattered = funcol.reduce_scatter_tensor_autograd(product, "sum", dim, dist.group.WORLD)
-            output = funcol.wait_tensor(scattered) / (world if reduce_op == "avg" else 1)
-        return [output, *torch.autograd.grad(output, leaves, grad.to(dtype))]
+    def all_ranks(leaves: list[Leaves]) -> list[Outputs]:
+        total = torch.stack([0.5 * (x @ w) + b + c for x, w, b, c in leaves]).sum(0)
+        if reduce_op == "avg":
+            total = total / world
+        return [[part] for part in total.chunk(world, dim)]
 
-    reference = run(torch.float64, fused=False)
-    for fused, eager, exact in zip(
-        run(torch.float32, fused=True), run(torch.float32, fused=False), reference, strict=True
-    ):
-        assert _error(fused, exact) <= max(2 * _error(eager, exact), 1e-6)
+    exact = _with_gradients(inputs, cotangents, all_ranks, rank, torch.float64)
+    plain = _with_gradients(inputs, cotangents, all_ranks, rank, torch.float32)
+    x, w, b, c = mine = [value.requires_grad_(True) for value in inputs[rank]]
+    output = flux_inductor.matmul_reduce_scatter(
+        x, w, bias=b, addend=c, scatter_dim=dim, reduce_op=reduce_op, scale=0.5, plan="mesh pull chunk=2"
+    )
+    _compare([output, *torch.autograd.grad(output, mine, cotangents[rank])], plain, exact)
 
 
 @pytest.mark.parametrize(("dim", "reduce_op"), [(0, "sum"), (1, "avg"), (2, "sum")])
@@ -115,10 +105,10 @@ def test_matmul_reduce_scatter_gradients(dim: int, reduce_op: str) -> None:
 def _strategy_chooses(rank: int, world: int) -> None:
     import flux_inductor
 
-    x, w = torch.randn(64, 32), torch.randn(32, 48)
-    fused = flux_inductor.all_gather_matmul(x, w)
-    whole = funcol.wait_tensor(funcol.all_gather_tensor(x, 0, dist.group.WORLD))
-    torch.testing.assert_close(fused, whole @ w)
+    inputs = [_random(r, [(64, 32), (32, 48)]) for r in range(world)]
+    fused = flux_inductor.all_gather_matmul(*inputs[rank])
+    assert isinstance(fused, Tensor)
+    torch.testing.assert_close(fused, torch.cat([mine[0] for mine in inputs]) @ inputs[rank][1])
 
 
 def test_without_a_plan_the_strategy_chooses() -> None:
