@@ -41,8 +41,9 @@ def matmul_us(t: Terms) -> Microseconds:
 
 def collective_us(kind: Kind, t: Terms) -> Microseconds:
     """The unfused collective alone."""
-    rate = t.gather if kind == "all_gather_matmul" else t.reduce
-    return t.collective + (t.world - 1) * (t.hop + t.shard_bytes / (_KILO * rate))
+    gather = kind == "all_gather_matmul"
+    start, rate = (t.all_gather, t.gather) if gather else (t.reduce_scatter, t.reduce)
+    return start + (t.world - 1) * (t.hop + t.shard_bytes / (_KILO * rate))
 
 
 def unfused_us(kind: Kind, t: Terms) -> Microseconds:

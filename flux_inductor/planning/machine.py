@@ -29,7 +29,7 @@ class MachineModel:
         call: fixed cost of one matmul, us.
         repack: what each call pays again for its weights, us/MB.
     The unfused collective
-        collective: fixed cost, us; hop: further cost for each peer, us.
+        all_gather, reduce_scatter: fixed cost, us; hop: further cost for each peer, us.
         gather, reduce: bytes received by a rank in an all_gather, sent in a reduce_scatter, GB/s.
     The fused op
         entry: fixed cost of one call, us.
@@ -52,7 +52,8 @@ class MachineModel:
     memory: Quantity
     call: Quantity
     repack: Quantity
-    collective: Quantity
+    all_gather: Quantity
+    reduce_scatter: Quantity
     hop: Quantity
     gather: Quantity
     reduce: Quantity
@@ -83,20 +84,21 @@ CPU = MachineModel(
     memory=Quantity(40, "GB/s", f"torch.mm with few rows, {_ONE_CORE}"),
     call=Quantity(5, "us", f"torch.mm of 16 rows, {_ONE_CORE}"),
     repack=Quantity(20, "us/MB", f"torch.mm of 16 and 64 rows, {_ONE_CORE}"),
-    collective=Quantity(50, "us", f"all_gather of 1 KB, {_ONE_CORE}"),
-    hop=Quantity(40, "us", f"all_gather of 1 KB, {_ONE_CORE}"),
-    gather=Quantity(2.5, "GB/s", f"all_gather of 1 MB, {_ONE_CORE}"),
-    reduce=Quantity(1.0, "GB/s", f"reduce_scatter of 1 MB, {_ONE_CORE}"),
-    entry=Quantity(60, "us", "estimate"),
-    step=Quantity(5, "us", "estimate"),
+    all_gather=Quantity(150, "us", f"least seen for 1 KB, {_ONE_CORE}"),
+    reduce_scatter=Quantity(220, "us", f"least seen for 1 KB, {_ONE_CORE}"),
+    hop=Quantity(50, "us", "two and four gloo ranks on two cores"),
+    gather=Quantity(1.5, "GB/s", f"4 MB, {_ONE_CORE}"),
+    reduce=Quantity(1.0, "GB/s", f"1 to 4 MB, {_ONE_CORE}"),
+    entry=Quantity(180, "us", f"cpu engine, 2 KB, beside other load, {_ONE_CORE}"),
+    step=Quantity(7, "us", f"cpu engine, shards cut in 1, 2 and 4, {_ONE_CORE}"),
     calls=Quantity(1, "", "one torch.mm a chunk and weight"),
     kernel=Quantity(1.0, "", "the same matmul"),
-    transfer=Quantity(10, "us", "a signal's way between two processes and back takes 4.3 us"),
-    push=Quantity(5, "GB/s", "copy through memory, both ranks at once"),
-    pull=Quantity(5, "GB/s", "copy through memory, both ranks at once"),
-    copy=Quantity(5, "GB/s", "copy through memory, both ranks at once"),
+    transfer=Quantity(10, "us", f"cpu engine, shards cut in 1, 2 and 4, {_ONE_CORE}"),
+    push=Quantity(10, "GB/s", "half a cold copy's rate, since both ranks copy at once"),
+    pull=Quantity(10, "GB/s", "half a cold copy's rate, since both ranks copy at once"),
+    copy=Quantity(8, "GB/s", "as push, and it adds or strides"),
     interference=Quantity(1.0, "", "no core is free for the transfer thread"),
-    margin=Quantity(0.1, "", "spread of repeated measurements"),
+    margin=Quantity(0.07, "", "leaves alone what a loaded machine was seen to run slower"),
     granule=Quantity(16, "rows", "a matmul of fewer rows runs at half its rate"),
 )
 
@@ -107,7 +109,8 @@ CUDA = MachineModel(
     memory=Quantity(3500, "GB/s", f"cuBLAS, M = 64, {_H200}"),
     call=Quantity(5, "us", f"cuBLAS, M = 64, {_H200}"),
     repack=Quantity(0, "us/MB", "weights stay in the L2 cache"),
-    collective=Quantity(20, "us", f"all_gather of 0.5 MB, {_H200}"),
+    all_gather=Quantity(20, "us", f"0.5 MB, {_H200}"),
+    reduce_scatter=Quantity(20, "us", f"0.5 MB, {_H200}"),
     hop=Quantity(3, "us", "estimate for more than two ranks"),
     gather=Quantity(240, "GB/s", f"all_gather of 12 to 100 MB, {_H200}"),
     reduce=Quantity(220, "GB/s", f"reduce_scatter of 12 to 100 MB, {_H200}"),
