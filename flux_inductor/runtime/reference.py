@@ -41,7 +41,7 @@ class ReferenceEngine:
         return_gathered: bool,
     ) -> list[Tensor]:
         whole = all_gather(x, group, gather_dim)
-        flat = whole.view(-1, whole.shape[-1])
+        flat = whole.flatten(0, -2)
         products = [
             multiply(flat, weight, bias).view(*whole.shape[:-1], weight.shape[1])
             for weight, bias in zip(weights, biases or [None] * len(weights), strict=True)
