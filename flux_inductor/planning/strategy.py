@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, TypeAlias
@@ -20,7 +20,6 @@ from flux_inductor.planning.table import MOST_ROWS, SizesOfM, table_by_m
 from flux_inductor.planning.topology import Device, Topology
 
 Mode: TypeAlias = Literal["auto", "always", "never"]
-Hints: TypeAlias = Mapping[sympy.Symbol, int]
 
 MODES: tuple[Mode, ...] = ("auto", "always", "never")
 DIRECTIONS: tuple[Direction, ...] = ("push", "pull")
@@ -29,7 +28,7 @@ DIRECTIONS: tuple[Direction, ...] = ("push", "pull")
 ENGINES: tuple[Device, ...] = ("cpu",)
 # A shard is cut into at most this many chunks: beyond, only fixed costs grow.
 MOST_CHUNKS = 32
-# Stands for an unknown N or K when everything must be fused and nobody gave a hint.
+# Stands for an unknown N or K when everything must be fused.
 NOMINAL = 1024
 
 
@@ -62,28 +61,25 @@ def choose(
     mode: Mode = "auto",
     *,
     engines: Collection[Device] = ENGINES,
-    hints: Hints | None = None,
 ) -> Decision:
     """The fastest plan for `problem` among the ranks of `topology`.
 
-    All arguments must be the same on every rank of the group: then so is the plan. Answers are cached.
+    All arguments must be the same on every rank of the group: then so is the plan. So a size that is unknown
+    until the program runs has no likely value here, which ranks could see differently. With such an M the
+    plan is a table by its ranges; with such an N or K, "auto" leaves the pair unfused. Answers are cached.
 
     Args:
         mode: "auto" fuses what is predicted faster by the machine's margin, "always" whatever is legal,
             "never" nothing.
         engines: devices on which an engine executes fused plans. On any other the decision is unfused and
             says so, whatever the mode: a fused op never runs on the reference engine unasked.
-        hints: likely values of unknown sizes. A symbolic M needs none: the plan becomes a table by ranges
-            of M. Its hint picks the size whose times are told; a hint of `strips` beside symbolic `rows` also
-            sizes the chunks, which are taken for one strip otherwise. An unknown N or K is taken at its
-            hint; without one, "auto" leaves the pair unfused.
 
     Raises:
         ValueError: an unknown mode.
     """
     if mode not in MODES:
         raise ValueError(f"strategy {mode!r} is unknown; valid: {', '.join(MODES)}")
-    return _choose(problem, topology, mode, frozenset(engines), frozenset((hints or {}).items()))
+    return _choose(problem, topology, mode, frozenset(engines))
 
 
 @lru_cache(maxsize=4096)
@@ -92,21 +88,19 @@ def _choose(
     topology: Topology,
     mode: Mode,
     engines: frozenset[Device],
-    given: frozenset[tuple[sympy.Symbol, int]],
 ) -> Decision:
     obstacle = _obstacle(problem, topology, mode, engines)
     if obstacle is not None:
         code, reason = obstacle
         return Decision(single(UNFUSED), False, None, None, code, reason)
-    hints = dict(given)
-    unknown = _unknown(problem, hints)
+    unknown = _unknown(problem)
     if unknown and mode == "auto":
-        reason = f"size {unknown} of N or K is unknown until the program runs, and has no hint"
+        reason = f"size {unknown} of N or K is unknown until the program runs"
         return Decision(single(UNFUSED), False, None, None, "unknown-size", reason)
-    settled = _settle(problem, hints)
+    settled = _settle(problem)
     machine = MACHINES[topology.device]
     if settled.symbols:
-        return _decide_by_m(settled, mode, machine, hints)
+        return _decide_by_m(settled, mode, machine)
     return _decide(settled, mode, machine)
 
 
@@ -131,30 +125,28 @@ def _obstacle(
     return None
 
 
-def _unknown(problem: Problem, hints: Hints) -> str:
-    """Symbols of N and K that no hint gives, as text."""
+def _unknown(problem: Problem) -> str:
+    """Symbols of N and K, as text."""
     sizes = [size for size in (*problem.columns, problem.depth) if isinstance(size, sympy.Expr)]
     symbols = {symbol for size in sizes for symbol in size.free_symbols}
-    return ", ".join(sorted(str(symbol) for symbol in symbols - set(hints)))
+    return ", ".join(sorted(str(symbol) for symbol in symbols))
 
 
-def _settle(problem: Problem, hints: Hints) -> Problem:
+def _settle(problem: Problem) -> Problem:
     """The problem with every size known but the one through which M varies (see SizesOfM)."""
 
-    def known(size: Size, otherwise: int) -> int:
+    def known(size: Size) -> int:
         if isinstance(size, int):
             return size
-        values = {symbol: hints.get(symbol, otherwise) for symbol in size.free_symbols}
-        return max(int(size.subs(values)), 1)
+        return max(int(size.subs(dict.fromkeys(size.free_symbols, NOMINAL))), 1)
 
-    columns = tuple(known(size, NOMINAL) for size in problem.columns)
+    columns = tuple(known(size) for size in problem.columns)
     if problem.split == "columns":
         columns = tuple(-(-size // problem.world) * problem.world for size in columns)
-    strips = problem.strips
-    if isinstance(problem.rows, sympy.Expr):
-        # One strip is the least favourable: its chunks are the smallest.
-        strips = known(strips, 1)
-    return replace(problem, strips=strips, columns=columns, depth=known(problem.depth, NOMINAL))
+    # One strip is the least favourable: its chunks are the smallest.
+    both = isinstance(problem.rows, sympy.Expr) and isinstance(problem.strips, sympy.Expr)
+    strips = 1 if both else problem.strips
+    return replace(problem, strips=strips, columns=columns, depth=known(problem.depth))
 
 
 def candidates(problem: Problem, machine: MachineModel) -> tuple[Plan, ...]:
@@ -194,7 +186,7 @@ def _decide(problem: Problem, mode: Mode, machine: MachineModel) -> Decision:
     return Decision(single(plan), True, fused_us, unfused_us, "", figures)
 
 
-def _decide_by_m(problem: Problem, mode: Mode, machine: MachineModel, hints: Hints) -> Decision:
+def _decide_by_m(problem: Problem, mode: Mode, machine: MachineModel) -> Decision:
     sizes = SizesOfM(problem)
     fused = candidates(problem, machine)
     # Of equals the first wins. Unfused is handicapped, so that a plan must beat it by the margin.
@@ -205,7 +197,7 @@ def _decide_by_m(problem: Problem, mode: Mode, machine: MachineModel, hints: Hin
         return float(predict(concrete, plan, machine) * handicap)
 
     table = table_by_m(sizes, plans, time)
-    told = sizes.problem(_number_to_tell(sizes, table, problem, hints))
+    told = sizes.problem(_number_to_tell(sizes, table))
     fused_us, unfused_us = _fastest(told, fused, machine)[0], predict(told, UNFUSED, machine)
     figures = f"at M={told.m}: {_figures(fused_us, unfused_us)}"
     if not table.fused:
@@ -215,12 +207,8 @@ def _decide_by_m(problem: Problem, mode: Mode, machine: MachineModel, hints: Hin
     return Decision(table, True, fused_us, unfused_us, "", f"{asked}; {figures}")
 
 
-def _number_to_tell(sizes: SizesOfM, table: PlanTable, problem: Problem, hints: Hints) -> int:
-    """The size whose times the decision tells: the hinted one, else where fusing begins, else the largest."""
-    assert isinstance(problem.m, sympy.Expr)
-    m = problem.m.subs(hints)
-    if m.is_number:
-        return max(int(m) // sizes.unit, 1)
+def _number_to_tell(sizes: SizesOfM, table: PlanTable) -> int:
+    """The size whose times the decision tells: where fusing begins, or the largest if nowhere."""
     bounds = [0, *(bound for bound, _ in table.entries if bound is not None)]
     for below, (_, plan) in zip(bounds, table.entries, strict=True):
         if plan.fused:
