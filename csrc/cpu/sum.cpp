@@ -73,40 +73,42 @@ struct Fp32 {
   FLUX_INLINE static Storage store(float value) { return value; }
 };
 
+using Partials = std::vector<const void*>;
+
+// One row; `offset` is where it begins in each partial.
 template <class Type>
-FLUX_INLINE void sum_run(typename Type::Storage* __restrict result,
-                         const std::vector<const void*>& partials, std::int64_t offset,
-                         std::int64_t width, float scale) {
+FLUX_INLINE void sum_row(typename Type::Storage* result, const Partials& partials,
+                         std::int64_t offset, std::int64_t width, float scale) {
   using Storage = typename Type::Storage;
   float total[kBlock];
   for (std::int64_t begin = 0; begin < width; begin += kBlock) {
     const std::int64_t size = std::min(kBlock, width - begin);
-    const Storage* first = static_cast<const Storage*>(partials[0]) + offset + begin;
-    for (std::int64_t i = 0; i < size; ++i) total[i] = Type::load(first[i]);
-    for (std::size_t p = 1; p < partials.size(); ++p) {
-      const Storage* next = static_cast<const Storage*>(partials[p]) + offset + begin;
-      for (std::int64_t i = 0; i < size; ++i) total[i] += Type::load(next[i]);
-    }
     Storage* out = result + begin;
+    for (std::size_t p = 0; p < partials.size(); ++p) {
+      const Storage* next =
+          partials[p] == nullptr ? out : static_cast<const Storage*>(partials[p]) + offset + begin;
+      if (p == 0) {
+        for (std::int64_t i = 0; i < size; ++i) total[i] = Type::load(next[i]);
+      } else {
+        for (std::int64_t i = 0; i < size; ++i) total[i] += Type::load(next[i]);
+      }
+    }
     for (std::int64_t i = 0; i < size; ++i) out[i] = Type::store(total[i] * scale);
   }
 }
 
 template <class Type>
-FLUX_INLINE void sum_rows(void* result, std::int64_t pitch,
-                          const std::vector<const void*>& partials, std::int64_t count,
-                          std::int64_t width, float scale) {
+FLUX_INLINE void sum_rows(void* result, std::int64_t pitch, const Partials& partials,
+                          std::int64_t count, std::int64_t width, float scale) {
   if (pitch == width) {
     width *= count;
     count = 1;
   }
   for (std::int64_t row = 0; row < count; ++row) {
-    sum_run<Type>(static_cast<typename Type::Storage*>(result) + row * pitch, partials, row * width,
+    sum_row<Type>(static_cast<typename Type::Storage*>(result) + row * pitch, partials, row * width,
                   width, scale);
   }
 }
-
-using Partials = std::vector<const void*>;
 
 FLUX_WIDE_VECTORS void sum_bf16(void* result, std::int64_t pitch, const Partials& partials,
                                 std::int64_t count, std::int64_t width, float scale) {

@@ -8,9 +8,10 @@ namespace flux_inductor::cpu {
 
 enum class Scalar { kBf16, kFp16, kFp32 };
 
-// result = scale * (partials[0] + partials[1] + ...), added in fp32 in that order, rounded once to
-// nearest even. Each partial is `count` rows of `width` elements without gaps; the result's rows
-// are `pitch` elements apart.
+// result = scale * (partials[0] + partials[1] + ...), added in fp32 in that order and rounded once
+// to nearest even. Each partial is `count` rows of `width` elements without gaps; the result's rows
+// are `pitch` elements apart. A null partial stands for what the result holds before: the own
+// product.
 void sum(Scalar type, void* result, std::int64_t pitch, const std::vector<const void*>& partials,
          std::int64_t count, std::int64_t width, float scale);
 

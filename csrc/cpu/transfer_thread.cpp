@@ -30,7 +30,7 @@ void copy(std::uint8_t* target, std::int64_t target_pitch, const std::uint8_t* s
   }
 }
 
-TransferThread::TransferThread() : process_(getpid()) {
+TransferThread::TransferThread() : process_(getpid()), gate_(std::make_unique<Gate>()) {
   // Signals such as Ctrl-C are the main thread's business.
   sigset_t all, before;
   sigfillset(&all);
@@ -42,20 +42,21 @@ TransferThread::TransferThread() : process_(getpid()) {
 TransferThread::~TransferThread() {
   if (getpid() != process_) {  // a fork's child has this object but not the thread
     thread_.detach();
+    gate_.release();
     return;
   }
   cancel();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(gate_->mutex);
     stopping_ = true;
   }
-  changed_.notify_all();
+  gate_->changed.notify_all();
   thread_.join();
 }
 
 void TransferThread::start(Job job) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(gate_->mutex);
     assert(!pending_);
     job_ = std::move(job);
     pending_ = true;
@@ -63,14 +64,14 @@ void TransferThread::start(Job job) {
     cancelled_.store(false, std::memory_order_relaxed);
     troubled_.store(false, std::memory_order_relaxed);
   }
-  changed_.notify_all();
+  gate_->changed.notify_all();
 }
 
 Outcome TransferThread::join(const std::function<bool()>& on_idle) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(gate_->mutex);
   const auto ended = [this] { return !pending_; };
   bool interrupted = false;
-  while (!changed_.wait_for(lock, std::chrono::milliseconds(50), ended)) {
+  while (!gate_->changed.wait_for(lock, std::chrono::milliseconds(50), ended)) {
     if (!on_idle || interrupted) continue;
     lock.unlock();
     interrupted = on_idle();
@@ -83,9 +84,9 @@ Outcome TransferThread::join(const std::function<bool()>& on_idle) {
 }
 
 void TransferThread::run() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(gate_->mutex);
   while (true) {
-    changed_.wait(lock, [this] { return pending_ || stopping_; });
+    gate_->changed.wait(lock, [this] { return pending_ || stopping_; });
     if (!pending_) return;
     const Job job = std::move(job_);
     job_ = {};
@@ -95,7 +96,7 @@ void TransferThread::run() {
     if (!outcome.ok()) troubled_.store(true, std::memory_order_release);
     outcome_ = std::move(outcome);
     pending_ = false;
-    changed_.notify_all();
+    gate_->changed.notify_all();
   }
 }
 

@@ -60,9 +60,15 @@ class TransferThread {
   void run();
   Outcome carry_out(const Job& job);
 
+  // On the heap, since a fork's child must leave it alone: the thread that waits on it is not in
+  // the child, and destroying a condition variable waits for its waiters.
+  struct Gate {
+    std::mutex mutex;
+    std::condition_variable changed;
+  };
+
   const pid_t process_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  std::unique_ptr<Gate> gate_;
   Job job_;
   Outcome outcome_;
   bool pending_ = false;  // a job is waiting or being carried out

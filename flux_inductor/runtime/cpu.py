@@ -156,7 +156,7 @@ class _Gather:
                 arrivals = state.scratch(self.shard.dtype, (state.world - 1) * layout.size)
                 call.start(layout.transfers, arrivals)
                 self._offer(call, layout)
-            self._multiply_own(layout)
+            self._multiply_own()
             self._multiply_peers(call, layout, arrivals, push)
             if self.whole is not None:
                 self._rows_of(self.whole, state.rank, 0, self.rows).copy_(self.shard)
@@ -176,12 +176,11 @@ class _Gather:
             block.copy_(self.shard[:, chunk.start : chunk.stop])
             call.ready(layout.signals.ready(self.state.rank, chunk.index))
 
-    def _multiply_own(self, layout: Layout) -> None:
-        """The own shard, which is here from the start."""
+    def _multiply_own(self) -> None:
+        """The own shard in one piece: it is here from the start, and larger matmuls are faster."""
         rank = self.state.rank
-        for chunk in layout.own:
-            with trace.span(rank, "multiply", rank, chunk.index):
-                self._multiply(self.shard[:, chunk.start : chunk.stop], rank, chunk.start, chunk.stop)
+        with trace.span(rank, "multiply", rank, 0):
+            self._multiply(self.shard, rank, 0, self.rows)
 
     def _multiply_peers(self, call: Call, layout: Layout, arrivals: Tensor, push: bool) -> None:
         """Chunk by chunk as they arrive."""
@@ -248,15 +247,14 @@ class _Scatter:
         state, dtype, push = self.state, self.x.dtype, plan.direction == "push"
         layout = scatter_layout(state.world, state.rank, self.extent, self.across, dtype.itemsize, plan)
         peers = (state.world - 1) * layout.size
-        largest = min(plan.chunk, self.extent) * self.across
-        with state.call(
-            "matmul_reduce_scatter", descriptor, layout.signals.count, peers * dtype.itemsize
-        ) as call:
-            scratch, buffer = state.scratch(dtype, peers + largest), state.buffer(dtype)
+        need = peers * dtype.itemsize
+        with state.call("matmul_reduce_scatter", descriptor, layout.signals.count, need) as call:
+            scratch, buffer = state.scratch(dtype, peers), state.buffer(dtype)
             outgoing, incoming = (scratch, buffer) if push else (buffer, scratch)
             call.start(layout.transfers, scratch)
             self._multiply_peers(call, layout, outgoing)
-            self._finish_own(call, layout, incoming, scratch[peers:])
+            self._multiply_own()
+            self._add_peers(call, layout, incoming)
 
     def _multiply_peers(self, call: Call, layout: Layout, outgoing: Tensor) -> None:
         """Partial products of the peers' parts, which travel while later ones are computed."""
@@ -269,14 +267,17 @@ class _Scatter:
                 self._multiply(owner, chunk.start, chunk.stop, outgoing[layout.offsets[owner, index] :])
             call.ready(layout.signals.ready(owner, index))
 
-    def _finish_own(self, call: Call, layout: Layout, incoming: Tensor, own: Tensor) -> None:
-        """The own part: its partial product and the peers' are added in the order of the ranks."""
-        rank, world = self.state.rank, self.state.world
-        itemsize = own.dtype.itemsize
+    def _multiply_own(self) -> None:
+        """The own part in one piece, straight into the result."""
+        rank = self.state.rank
+        with trace.span(rank, "multiply", rank, 0):
+            self._multiply(rank, 0, self.extent, self.result)
+
+    def _add_peers(self, call: Call, layout: Layout, incoming: Tensor) -> None:
+        """Adds the peers' partial products to the own ones, in the order of the ranks."""
+        rank, world, itemsize = self.state.rank, self.state.world, incoming.dtype.itemsize
         for chunk in layout.own:
-            with trace.span(rank, "multiply", rank, chunk.index):
-                self._multiply(rank, chunk.start, chunk.stop, own)
-            partials = [own.data_ptr()] * world
+            partials = [0] * world  # 0 stands for the own one
             for step in range(1, world):
                 peer = (rank - step) % world
                 call.wait(layout.signals.arrived(peer, chunk.index), peer, rank, chunk.index)
@@ -287,9 +288,8 @@ class _Scatter:
         if self.columns:
             count, width, pitch, offset = self.across, stop - start, self.extent, start
         else:
-            depth = self.weight.shape[1]
-            count, width = self.strips, (stop - start) * depth
-            pitch, offset = self.extent * depth, start * depth
+            row = self.weight.shape[1]
+            count, width, pitch, offset = self.strips, (stop - start) * row, self.extent * row, start * row
         address = self.result.data_ptr() + offset * self.result.dtype.itemsize
         _core.sum(DTYPES[self.result.dtype], address, pitch, partials, count, width, self.factor)
 
@@ -304,9 +304,8 @@ class _Scatter:
         else:
             x = x[:, start:stop]
             addend = None if addend is None else addend[:, start:stop]
-        shape = (x.shape[0], x.shape[1], weight.shape[1])
-        strides = (shape[1] * shape[2], shape[2], 1)
-        block = memory.as_strided(shape, strides, memory.storage_offset())
+        strips, rows, columns = x.shape[0], x.shape[1], weight.shape[1]
+        block = memory.as_strided((strips, rows, columns), (rows * columns, columns, 1))
         multiply_strips(x, weight, bias, self.scale, block)
         if addend is not None:
             block.add_(addend)

@@ -149,6 +149,7 @@ class CpuGroup:
             workspace = _core.Workspace(self.rank, segments, pids, self._thread, self.limit_s, self._epoch)
         except BaseException as error:
             if own is not None:
+                self._own = own  # late peers find the failure in it
                 own.announce_failure(f"{type(error).__name__}: {error}")
             if isinstance(error, (WorkspaceError, errors.PeerTimeoutError)):
                 raise type(error)(f"{call.where}: {error}. {REMEDY}") from error.__cause__

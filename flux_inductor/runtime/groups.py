@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from dataclasses import dataclass
@@ -106,3 +107,13 @@ def close_all() -> None:
     with _changing:
         while _kept:
             _kept.popitem()[1].state.close()
+
+
+def _forget_in_child() -> None:
+    """A fork's child must not tell the peers that their rank leaves; its copies are no use to it."""
+    _inherited.append(dict(_kept))
+    _kept.clear()
+
+
+_inherited: list[dict[tuple[type[GroupState], str], _Kept]] = []
+os.register_at_fork(after_in_child=_forget_in_child)

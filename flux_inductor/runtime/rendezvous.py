@@ -45,12 +45,20 @@ class Handle:
 def exchange(
     store: Store, prefix: str, rank: int, world: int, own: Handle, limit_s: float, check: Callable[[], None]
 ) -> list[Handle]:
-    """The handles of all ranks. `check` is called while some are missing and raises to give up.
+    """The handles of all ranks; see `exchange_texts`."""
+    texts = exchange_texts(store, prefix, rank, world, json.dumps(asdict(own)), limit_s, check)
+    return [Handle(**json.loads(text)) for text in texts]
+
+
+def exchange_texts(
+    store: Store, prefix: str, rank: int, world: int, own: str, limit_s: float, check: Callable[[], None]
+) -> list[str]:
+    """The texts of all ranks. `check` is called while some are missing and raises to give up.
 
     Raises:
         PeerTimeoutError: ranks were missing for `limit_s` seconds.
     """
-    store.set(f"{prefix}/{rank}", json.dumps(asdict(own)))
+    store.set(f"{prefix}/{rank}", own)
     missing = [peer for peer in range(world) if peer != rank]
     deadline, pause_s = time.monotonic() + limit_s, 0.0002
     while missing := [peer for peer in missing if not store.check([f"{prefix}/{peer}"])]:
@@ -59,7 +67,7 @@ def exchange(
             raise PeerTimeoutError(f"waited {limit_s:g} s for ranks {missing} to begin their call")
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, 0.02)
-    return [Handle(**json.loads(store.get(f"{prefix}/{peer}"))) for peer in range(world)]
+    return [store.get(f"{prefix}/{peer}").decode() for peer in range(world)]
 
 
 def open_segment(peer: int, handle: Handle, own: Handle) -> Segment:
