@@ -2,8 +2,9 @@
 
 Each formula is written once and evaluated on numbers, which is fast, or on symbols, which gives a sympy
 expression to print. Its terms are the quantities of a MachineModel (machine.py) and, of a problem:
-    flops, weights (their number), weight_bytes, shard_bytes, world, chunks (of one shard),
-    rate (TFLOP/s, the quantity of the dtype), kept (1 when the gathered tensor is returned, else 0).
+    flops, weights (their number), weight_bytes, shard_bytes, strips, world, chunks (of one shard),
+    rate (TFLOP/s, the quantity of the dtype), kept (1 when the gathered tensor is returned, else 0),
+    apart (1 when shards lie in more than one strip, else 0).
 
 A fused op is a pipeline of P = (world - 1) * chunks equal transfers of time x beside world * chunks equal
 multiplications of time s. The k-th arrival lets P - k + 1 multiplications follow it, which is linear in k, so
@@ -29,7 +30,10 @@ from flux_inductor.planning.problem import Kind, Problem
 Terms = SimpleNamespace
 Microseconds = Any  # float, or sympy.Expr when a term is one
 
-_PROBLEM_TERMS = ("flops", "weights", "weight_bytes", "shard_bytes", "world", "chunks", "rate", "kept")
+_PROBLEM_TERMS = (
+    *("flops", "weights", "weight_bytes", "shard_bytes", "strips"),
+    *("world", "chunks", "rate", "kept", "apart"),
+)
 _MACHINE_TERMS = tuple(quantity.name for quantity in fields(MachineModel))
 _MEGA, _KILO = 1e6, 1e3  # TFLOP/s and GB/s, a microsecond
 
@@ -40,10 +44,11 @@ def matmul_us(t: Terms) -> Microseconds:
 
 
 def collective_us(kind: Kind, t: Terms) -> Microseconds:
-    """The unfused collective alone."""
+    """The unfused collective alone, and the copy that brings shards in strips together or apart."""
     gather = kind == "all_gather_matmul"
     start, rate = (t.all_gather, t.gather) if gather else (t.reduce_scatter, t.reduce)
-    return start + (t.world - 1) * (t.hop + t.shard_bytes / (_KILO * rate))
+    regroup = t.apart * t.world * t.shard_bytes / (_KILO * t.copy)
+    return start + (t.world - 1) * (t.hop + t.shard_bytes / (_KILO * rate)) + regroup
 
 
 def unfused_us(kind: Kind, t: Terms) -> Microseconds:
@@ -51,9 +56,14 @@ def unfused_us(kind: Kind, t: Terms) -> Microseconds:
     return collective_us(kind, t) + matmul_us(t)
 
 
-def step_us(t: Terms) -> Microseconds:
-    """One chunk's multiplication in a fused op."""
-    return t.step + t.calls * _passes_us(t) + _arithmetic_us(t) / t.kernel / (t.world * t.chunks)
+def step_us(kind: Kind, t: Terms) -> Microseconds:
+    """One chunk's multiplication in a fused op.
+
+    Where a step calls matmuls, an all_gather's calls one for each strip, since its rows of the product lie
+    apart; a reduce_scatter's partials are packed.
+    """
+    calls = t.calls * (t.strips if kind == "all_gather_matmul" else 1)
+    return t.step + calls * _passes_us(t) + _arithmetic_us(t) / t.kernel / (t.world * t.chunks)
 
 
 def transfer_us(direction: Direction, t: Terms) -> Microseconds:
@@ -79,7 +89,7 @@ def copies_us(kind: Kind, direction: Direction, t: Terms) -> Microseconds:
 
 def fused_us(kind: Kind, direction: Direction, t: Terms) -> Microseconds:
     """The fused op by a mesh plan."""
-    step, transfer = step_us(t), transfer_us(direction, t)
+    step, transfer = step_us(kind, t), transfer_us(direction, t)
     peers = (t.world - 1) * t.chunks
     busy = t.world * t.chunks * step + t.interference * peers * transfer
     if kind == "all_gather_matmul":
@@ -124,10 +134,12 @@ def terms(problem: Problem, plan: Plan, machine: MachineModel) -> Terms:
         weights=len(problem.columns),
         weight_bytes=sum(problem.columns) * problem.depth * problem.itemsize,
         shard_bytes=problem.shard_bytes,
+        strips=problem.strips,
         world=problem.world,
         chunks=_chunks(problem, plan),
         rate=getattr(machine, problem.dtype).value,
         kept=int(problem.return_gathered),
+        apart=int(problem.strips != 1),
     )
 
 
@@ -155,7 +167,7 @@ def explain(problem: Problem, plan: Plan, machine: MachineModel) -> str:
         "  matmul": matmul_us,
         str(plan): lambda t: plan_us(kind, plan, t),
         "  entry": lambda t: t.entry,
-        "  one step": step_us,
+        "  one step": lambda t: step_us(kind, t),
         "  one transfer": lambda t: transfer_us(direction, t),
         "  copies": lambda t: copies_us(kind, direction, t),
     }

@@ -34,7 +34,7 @@ class MachineModel:
     The fused op
         entry: fixed cost of one call, us.
         step: fixed cost of one chunk's multiplication beside the matmul call, us.
-        calls: matmul calls for each step and weight: 1 where a step is one, 0 where one kernel does all.
+        calls: 1 where a step calls a matmul for each weight, 0 where one kernel does all steps.
         kernel: rate of the fused kernel's multiplication relative to the unfused matmul's.
         transfer: fixed cost of one transfer and its signal, us.
         push, pull: rate of a transfer, GB/s.
@@ -83,12 +83,12 @@ CPU = MachineModel(
     fp32=Quantity(0.108, "TFLOP/s", f"torch.mm, {_ONE_CORE}"),
     memory=Quantity(40, "GB/s", f"torch.mm with few rows, {_ONE_CORE}"),
     call=Quantity(5, "us", f"torch.mm of 16 rows, {_ONE_CORE}"),
-    repack=Quantity(20, "us/MB", f"torch.mm of 16 and 64 rows, {_ONE_CORE}"),
+    repack=Quantity(12, "us/MB", f"torch.mm of 16 and 64 rows, {_ONE_CORE}"),
     all_gather=Quantity(150, "us", f"least seen for 1 KB, {_ONE_CORE}"),
     reduce_scatter=Quantity(220, "us", f"least seen for 1 KB, {_ONE_CORE}"),
     hop=Quantity(50, "us", "two and four gloo ranks on two cores"),
-    gather=Quantity(1.5, "GB/s", f"4 MB, {_ONE_CORE}"),
-    reduce=Quantity(1.0, "GB/s", f"1 to 4 MB, {_ONE_CORE}"),
+    gather=Quantity(1.0, "GB/s", f"fastest seen for 64 KB to 1 MB into new memory, {_ONE_CORE}"),
+    reduce=Quantity(0.8, "GB/s", f"fastest seen for 64 KB to 1 MB, {_ONE_CORE}"),
     entry=Quantity(180, "us", f"cpu engine, 2 KB, beside other load, {_ONE_CORE}"),
     step=Quantity(7, "us", f"cpu engine, shards cut in 1, 2 and 4, {_ONE_CORE}"),
     calls=Quantity(1, "", "one torch.mm a chunk and weight"),

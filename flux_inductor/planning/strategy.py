@@ -28,6 +28,8 @@ DIRECTIONS: tuple[Direction, ...] = ("push", "pull")
 ENGINES: tuple[Device, ...] = ("cpu",)
 # A shard is cut into at most this many chunks: beyond, only fixed costs grow.
 MOST_CHUNKS = 32
+# Stands for an unknown number of strips (a batch, say) beside unknown rows.
+TYPICAL_STRIPS = 8
 # Stands for an unknown N or K when everything must be fused.
 NOMINAL = 1024
 
@@ -143,9 +145,8 @@ def _settle(problem: Problem) -> Problem:
     columns = tuple(known(size) for size in problem.columns)
     if problem.split == "columns":
         columns = tuple(-(-size // problem.world) * problem.world for size in columns)
-    # One strip is the least favourable: its chunks are the smallest.
     both = isinstance(problem.rows, sympy.Expr) and isinstance(problem.strips, sympy.Expr)
-    strips = 1 if both else problem.strips
+    strips = TYPICAL_STRIPS if both else problem.strips
     return replace(problem, strips=strips, columns=columns, depth=known(problem.depth))
 
 

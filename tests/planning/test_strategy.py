@@ -105,7 +105,7 @@ def test_symbolic_batch_and_length_share_one_table() -> None:
     assert decision.fused
     assert decision.plan.entries[0][1] == UNFUSED
     first = decision.plan.entries[0][0]
-    assert f"by ranges of M; at M={cast(int, first) + 8}: predicted" in decision.reason
+    assert f"by ranges of M; at M={cast(int, first) + 64}: predicted" in decision.reason
 
 
 def test_an_unknown_width_is_left_alone() -> None:
