@@ -27,7 +27,7 @@ class Setting:
     shape: Shape = field(default_factory=Shape)
     batch: int = 4
     sequence: int = 256
-    steps: int = 60
+    steps: int = 50
     rate: float = 1e-3
     seed: int = 0
 

@@ -22,6 +22,7 @@ WAIT_COLOUR = "#DDDDDD"
 LANE = 0.8  # height of a lane's bars; lanes are 1 apart, ranks 2.5
 RANK_STEP = 2.5
 NARROWEST_LABEL = 0.022  # of the picture's width: no number is written into a narrower bar
+NARROWEST_BAR = 0.004  # likewise: what takes less time is drawn as wide as this, so that it can be seen
 
 
 def draw_timeline(events: Sequence[TraceEvent], path: str | Path, title: str = "") -> None:
@@ -33,7 +34,8 @@ def timeline_figure(events: Sequence[TraceEvent], title: str = "") -> Figure:
     """A figure with two lanes for each rank.
 
     The upper lane shows the transfers that the rank executed, the lower one its multiplications and waits.
-    The number in a bar is the chunk's index in its owner's shard; the colour tells the owner.
+    The number in a bar is the chunk's index in its owner's shard; the colour tells the owner. A rank
+    multiplies its own shard as one.
 
     Args:
         events: of one call of one op, from all ranks, in any order.
@@ -61,7 +63,7 @@ def _draw_lanes(axes: Axes, events: Sequence[TraceEvent], ranks: list[int]) -> N
     width = (max(event.stop_ns for event in events) - origin) / 1000
     for event in events:
         start = (event.start_ns - origin) / 1000
-        length = (event.stop_ns - event.start_ns) / 1000
+        length = max((event.stop_ns - event.start_ns) / 1000, NARROWEST_BAR * width)
         lane = ranks.index(event.rank) * RANK_STEP + (event.what != "move")
         wait = event.what == "wait"
         axes.barh(
@@ -70,13 +72,14 @@ def _draw_lanes(axes: Axes, events: Sequence[TraceEvent], ranks: list[int]) -> N
             left=start,
             height=LANE,
             color=WAIT_COLOUR if wait else OWNER_COLOURS[event.owner % len(OWNER_COLOURS)],
-            edgecolor="#888888" if wait else "white",
+            edgecolor="#888888" if wait else "none",
             hatch="////" if wait else None,
             linewidth=0.5,
         )
         if not wait and length > NARROWEST_LABEL * width:
-            centre = start + length / 2
-            axes.text(centre, lane, str(event.chunk), ha="center", va="center", fontsize=8, color="white")
+            own = event.what == "multiply" and event.owner == event.rank
+            text = "own" if own else str(event.chunk)
+            axes.text(start + length / 2, lane, text, ha="center", va="center", fontsize=8, color="white")
 
 
 def _label(axes: Axes, events: Sequence[TraceEvent], ranks: list[int]) -> None:

@@ -43,6 +43,7 @@ def test_bars_lie_where_the_events_were() -> None:
         (3.5, 70.0, 40.0, own),
     }
     lanes = [label.get_text() for label in axes.get_yticklabels()]
+    assert [text.get_text() for text in axes.texts] == ["0", "own", "0", "0", "own", "0"]
     assert lanes == ["rank 0: moves", "rank 0: multiplies", "rank 1: moves", "rank 1: multiplies"]
 
 
