@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import Graph, Node
 
 from flux_inductor.passes.reasons import Reason
@@ -97,13 +97,17 @@ def _group(node: Node) -> str | Reason:
 
 def _contains_this_rank(name: str) -> bool:
     try:
-        return bool(_resolve_process_group(name).rank() >= 0)
+        return _resolve(name).rank() >= 0
     except (RuntimeError, ValueError, KeyError):
         return False
+
+
+def _resolve(name: str) -> dist.ProcessGroup:
+    return c10d._resolve_process_group(name)  # type: ignore[arg-type, unused-ignore]
 
 
 def _world(node: Node, group: str | Reason) -> int:
     size = _argument(node, ("group_size",))
     if isinstance(size, int):
         return size
-    return int(_resolve_process_group(group).size()) if isinstance(group, str) and group else 0
+    return _resolve(group).size() if isinstance(group, str) and group else 0

@@ -76,20 +76,16 @@ def _divided(size: int | sympy.Expr, world: int) -> int | sympy.Expr:
 def unsuitable(
     collective: Collective, dtype: torch.dtype, x: torch.Tensor, operands: Iterable[Node]
 ) -> Reason | None:
-    """Why no fused op takes `x`, in that dtype, and these operands, whatever the strategy; None if one may."""
+    """Why no fused op takes `x`, in that dtype, with these operands; None if one may."""
     if isinstance(collective.group, Reason):
         return collective.group
     tensors = [tensor(node) for node in operands]
     kinds = {(value.dtype, value.device) for value in tensors} | {(dtype, x.device)}
     if dtype not in DTYPE_NAMES:
-        return Reason(
-            "dtype", f"the pair computes in {dtype_text(dtype)}; fused ops take bf16, fp16 and fp32"
-        )
+        return Reason("dtype", f"the pair is in {dtype_text(dtype)}; fused ops take bf16, fp16 and fp32")
     if len(kinds) > 1:
         text = ", ".join(sorted(f"{dtype_text(one)} on {device}" for one, device in kinds))
-        return Reason(
-            "mixed-dtypes", f"the operands of a fused op share one dtype and device; these are {text}"
-        )
+        return Reason("mixed-dtypes", f"a fused op needs one dtype and device; the operands are {text}")
     if any(equal(size, 0) for value in (x, *tensors) for size in value.shape):
         return Reason("empty", "a tensor of the pair has no elements")
     return None

@@ -26,6 +26,9 @@ logger = logging.getLogger("flux_inductor.passes")
 _InferenceAware: type[Any] = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", CustomGraphPass)
 
 
+_ENGINES: tuple[Device, ...] = ("cpu",)
+
+
 class FusionPass(_InferenceAware):  # type: ignore[misc, valid-type, unused-ignore]
     """Runs the user's pass, then fuses.
 
@@ -44,7 +47,7 @@ class FusionPass(_InferenceAware):  # type: ignore[misc, valid-type, unused-igno
         chained: object,
         on_records: Callable[[list[CollectiveRecord]], None],
         topology_of: TopologyOf,
-        engines: Collection[Device] = ("cpu",),
+        engines: Collection[Device] = _ENGINES,
     ) -> None:
         self._options = options
         self._chained = _as_sequence(chained)
@@ -76,7 +79,7 @@ class FusionPass(_InferenceAware):  # type: ignore[misc, valid-type, unused-igno
             _check_strict(records)
 
     def uuid(self) -> Any | None:
-        """Identifies the rewrite for Inductor's cache; None, which bypasses it, if a chained pass has no uuid."""
+        """A key for Inductor's cache; None, which bypasses it, if a chained pass has none."""
         uuids = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in self._chained]
         return (cache_key(self._options), tuple(uuids)) if all(uuids) else None
 

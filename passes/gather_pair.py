@@ -93,21 +93,18 @@ class _Draft:
 
     def keep_one_cast(self) -> Reason | None:
         """A cast moves before the gather if everybody wants it and it makes no more to transfer."""
-        wanted = {_casts(whole) for whole in (*(one.lhs for one in self.consumers), *self.site.used.values())}
-        if () in {_casts(one.lhs) for one in self.consumers}:
+        before = tensor(self.site.x).dtype
+        if any(not _casts(one.lhs) for one in self.consumers):
             self._drop([one for one in self.consumers if _casts(one.lhs)])
             return None
-        before, (first, *_) = tensor(self.site.x).dtype, sorted(wanted, key=len, reverse=True)
-        after = " and ".join(
-            sorted({dtype_text(casts[-1]) if casts else dtype_text(before) for casts in wanted})
-        )
-        if len(wanted) > 1 or len(first) > 1:
-            text = f"the {dtype_text(before)} gathered tensor is needed as {after}, so no cast can move before it"
+        wanted = {_casts(whole) for whole in (*(one.lhs for one in self.consumers), *self.site.used.values())}
+        names = " and ".join(sorted({dtype_text((before, *casts)[-1]) for casts in wanted}))
+        casts = _casts(self.consumers[0].lhs)
+        if len(wanted) > 1 or len(casts) > 1:
+            text = f"the {dtype_text(before)} gathered tensor is needed as {names}: no cast can go before it"
             return Reason("cast", text)
-        if first[0].itemsize > before.itemsize:
-            text = (
-                f"a cast to {after} before the gather would double what the {dtype_text(before)} gather moves"
-            )
+        if casts[0].itemsize > before.itemsize:
+            text = f"cast to {names} before it, the {dtype_text(before)} gather would have more to move"
             return Reason("cast", text)
         return None
 
@@ -118,9 +115,7 @@ class _Draft:
         if late or self.site.used:
             late = self._late(self.dependencies.position(self.consumers[0].lhs.root))
         if len(late) == len(self.consumers):
-            text = (
-                f"the weight of {late[0].matmul.node.name} depends on another fused gather that comes later"
-            )
+            text = f"the weight of {late[0].matmul.node.name} depends on another gather, which comes later"
             return Reason("operand-order", text)
         self._drop(late)
         return None

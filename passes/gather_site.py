@@ -153,9 +153,8 @@ class _Explorer:
             if whole.dim < tensor(whole.node).dim() - 1:
                 return Whole(whole.node, whole.dim)
             shard = shape_text(tensor(self.site.x).shape)
-            reason = Reason(
-                "contracted", f"the last dim of shard {shard} is gathered, and the matmul sums over it"
-            )
+            text = f"the gather is along the last dim of the shard {shard}, over which the matmul sums"
+            reason = Reason("contracted", text)
         else:
             reason = whole.complaint(self.world)
         self.site.used[value.node] = value

@@ -81,10 +81,11 @@ def _repeated(rhs: Node) -> Node | None:
     """The one weight [K, N] that `rhs` [B, K, N] repeats for every batch entry, or None."""
     matrix = tensor(rhs).shape[1:]
     source = rhs
-    while source.target is aten.expand.default or source.target in (*RESHAPES, aten.unsqueeze.default):
+    # As long as the last two dims stay, whole matrices are kept: if they all come from one, it is repeated.
+    while source.target in (aten.expand.default, aten.unsqueeze.default, *RESHAPES):
         source = cast(Node, source.args[0])
         shape = tensor(source).shape
-        if not same(shape[-2:], matrix) or not all(equal(size, 1) for size in shape[:-2]):
+        if not same(shape[-2:], matrix):
             return None
         if len(shape) == 2:
             return source

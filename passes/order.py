@@ -1,17 +1,17 @@
 """Keeps everything that communicates within a group in one order, the graph's, on every rank.
 
-Inductor may reorder custom ops that do not depend on each other, and does so differently on ranks with different
-shapes. Two ranks that run two fused ops in opposite orders wait for each other for ever:
+Inductor may reorder custom ops that do not depend on each other, and does so differently on ranks with
+different shapes. Two ranks that run two fused ops in opposite orders wait for each other for ever:
 
     rank 0: A waits for rank 1's part of A         rank 1: B waits for rank 0's part of B
 
 So each fused op gets a control dependency on what communicated before it, unless it depends on that already.
-The plain collectives of the same groups belong to the order too, as they use the same processes; Inductor keeps
-those among themselves in order.
+The plain collectives of the same groups belong to the order too, as they use the same processes; among
+themselves Inductor keeps those in order.
 
-A control dependency is Inductor's own `control_deps`: the op moves into a subgraph of one node, and the scheduler
-gets an edge that carries no data and keeps no buffer alive. A token as a further argument of the ops was the
-alternative: it shows in the graph, but needs another output on each op, and cannot order plain collectives.
+A control dependency is Inductor's own `control_deps`: the op moves into a subgraph of one node, and the
+scheduler gets an edge that carries no data and keeps no buffer alive. A token as a further argument of the
+ops was the alternative: it needs another output on each op, and cannot order plain collectives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Parts of a tensor along one dim, and what it means to concatenate them again.
 
-A gather along an inner dim, a dist.all_gather into a list, and the cut before a reduce_scatter are all written
-as parts and a concatenation. Only the ranges say whether ranks' order was kept, so they are always checked.
+A gather along an inner dim, a dist.all_gather into a list, and the cut before a reduce_scatter are all
+written as parts and a concatenation. Only the ranges say whether the ranks' order was kept: they are always
+checked.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def piece_of(node: Node) -> Piece | None:
         return Piece(source, dim, start, start + sizes[position])
     if node.target is aten.slice.Tensor:
         bounds = slice_bounds(node)
-        return bounds and Piece(cast(Node, node.args[0]), bounds.dim, bounds.start, bounds.stop)
+        if bounds is not None:
+            return Piece(cast(Node, node.args[0]), bounds.dim, bounds.start, bounds.stop)
     return None
 
 
@@ -87,14 +89,14 @@ class Concatenation:
         return ends and all(equal(a.stop, b.start) for a, b in pairwise(self.pieces))
 
     def complaint(self, world: int) -> Reason:
-        """Why this is neither the identity nor one piece a rank in the ranks' order."""
-        size = tensor(self.source).shape[self.cut]
+        """Why this is neither the identity nor one part a rank in the ranks' order."""
         ranges = ", ".join(f"{piece.start}:{piece.stop}" for piece in self.pieces)
-        return Reason(
-            "chunk-order",
-            f"{self.node.name} concatenates rows {ranges} of {shape_text(tensor(self.source).shape)} along dim "
-            f"{self.dim}; only the {world} ranks' parts of {size} rows, each once and in order, are one gather",
+        shape = shape_text(tensor(self.source).shape)
+        text = (
+            f"{self.node.name} joins, along dim {self.dim}, the parts {ranges} of dim {self.cut} of {shape}; "
+            f"they must be {world} equal parts, each once and in the ranks' order"
         )
+        return Reason("chunk-order", text)
 
 
 def concatenation_of(node: Node) -> Concatenation | None:

@@ -58,7 +58,7 @@ def _current(node: Node) -> Matmul:
 
 
 def _replace_product(matmul: Matmul, steps: list[Whole], product: Node) -> list[Node]:
-    """Takes the gathered tensor's way on the product instead. Returns nodes that may be left without users."""
+    """Takes the gathered tensor's way on the product. Returns nodes that may be left without users."""
     node = matmul.node
     last = size_argument(node, matmul.weight, 1)
     stages = [product]
@@ -75,7 +75,7 @@ def _replace_product(matmul: Matmul, steps: list[Whole], product: Node) -> list[
 
 
 def _take_shortcut(user: Node, stages: list[Node], steps: list[Whole]) -> bool:
-    """Gives a reshape of the product an earlier stage of that shape, if the rows have kept their order since."""
+    """Replaces a reshape of the product by an earlier stage of that shape, if rows kept their order since."""
     if user.target not in RESHAPES:
         return False
     for number in range(len(steps)):

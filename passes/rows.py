@@ -83,8 +83,8 @@ def _follow_slice(node: Node, last: int, world: int) -> Move | None:
     dropped = size - bounds.stop
     if equal(dropped, 0):
         return Move.COPY
-    # Padding of an uneven shard: fewer rows than ranks, or than a shard. Dropping more is no trim but a choice
-    # of shards, and a product of all rows would be a waste.
+    # Padding of an uneven shard: fewer rows than ranks, or than a shard. To drop more is no trim but a choice
+    # of shards, for which a product of all rows would be a waste.
     return Move.TRIM if below(dropped, world) or below(dropped * world, size) else None
 
 
@@ -115,7 +115,7 @@ def slice_bounds(node: Node) -> Bounds | None:
 
 
 def replay(anchor: Node, step: Node, move: Move, value: Node, last: int | Node) -> Node:
-    """The step once more before `anchor`, on `value`: it has the step's input shape, but `last` as last dim."""
+    """The step once more, before `anchor`, on `value`: like the step's input, but for the last dim."""
     if move in (Move.COPY, Move.CAST):
         return value
     if step.target in RESHAPES:

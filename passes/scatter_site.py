@@ -1,4 +1,4 @@
-"""Follows the input of a reduce_scatter back to a matmul, and gathers up what is done to its product on the way.
+"""Follows the input of a reduce_scatter back to a matmul, and notes what is done to the product on the way.
 
     reduce_scatter(cut(steps(scale * (x @ W + bias) + another) + yet another))
 
@@ -9,6 +9,7 @@ the fused op takes one of the product's shape (addend) and one with an entry a c
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -24,7 +25,6 @@ from flux_inductor.passes.sizes import divides, dtype_text, equal, same, shape_t
 
 aten = torch.ops.aten
 _SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
-_FUSED_GATHER = "flux_inductor::all_gather_matmul"
 
 
 Steps = tuple[tuple[Node, Move], ...]  # row-structural nodes, in the order in which data passes them
@@ -233,9 +233,8 @@ def _branches(term: Term) -> list[Term]:
 
 
 def _no_matmul(node: Node) -> Reason:
-    source = node.args[0] if node.args else None
-    if isinstance(source, Node) and isinstance(source.target, torch._ops.OpOverload):
-        if source.target._schema.name == _FUSED_GATHER:
-            return Reason("matmul-taken", f"the matmul is part of {source.name}, which gathers its input")
+    source = node.args[0] if node.target is operator.getitem else None
+    if isinstance(source, Node) and source.target is torch.ops.flux_inductor.all_gather_matmul.default:
+        return Reason("matmul-taken", f"the matmul is part of {source.name}, which gathers its input")
     made = "is an input of the graph" if node.op == "placeholder" else f"comes from {node.target}"
     return Reason("no-matmul", f"the scattered tensor is no product: {node.name} {made}")

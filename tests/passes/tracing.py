@@ -1,0 +1,156 @@
+"""Runs the passes on small programs as Inductor does, but for its code generation, which takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import detect_fake_mode
+from torch._inductor import config
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.control_dependencies import control_deps
+from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
+from torch._inductor.virtualized import V
+from torch.fx import Graph, GraphModule, Node
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import flux_inductor.ops  # noqa: F401  (registers the ops)
+from flux_inductor.options import Options
+from flux_inductor.passes.fusion_pass import FusionPass
+from flux_inductor.passes.record import CollectiveRecord
+from flux_inductor.planning.topology import Topology
+from flux_inductor.runtime.torch_private import process_group
+
+ALWAYS = Options(strategy="always")
+
+
+@contextlib.contextmanager
+def fake_group(world: int = 2) -> Iterator[dist.ProcessGroup]:
+    """A default group of `world` ranks that only pretends to communicate."""
+    os.environ["FLUX_INDUCTOR_ENGINE"] = "reference"  # the only one that can pretend too
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        assert dist.group.WORLD is not None
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+        del os.environ["FLUX_INDUCTOR_ENGINE"]
+
+
+def cpu_topology(group: str, device: str) -> Topology:
+    ranks = process_group(group).size()
+    return Topology("cpu" if device == "cpu" else "cuda", ranks, link="shm" if device == "cpu" else "nvlink")
+
+
+@dataclass
+class Traced:
+    """A program whose graphs went through the passes.
+
+    Args:
+        call: runs it, graph by graph, node by node.
+        graphs: each graph after the passes, in a short form.
+        records: of all collectives, in the order of the graphs.
+    """
+
+    call: Callable[..., Any]
+    graphs: list[str] = field(default_factory=list)
+    records: list[CollectiveRecord] = field(default_factory=list)
+
+    @property
+    def codes(self) -> list[str]:
+        """For each collective "fused", or why not."""
+        return [record.code or "fused" for record in self.records]
+
+
+def traced(fn: Callable[..., Any], options: Options = ALWAYS, chained: object = None) -> Traced:
+    """`fn`, to be compiled when it is called."""
+    result = Traced(fn)
+    fusion = FusionPass(options, chained, result.records.extend, cpu_topology)
+
+    def compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        fake_mode = detect_fake_mode(example_inputs)
+        with V.set_fake_mode(fake_mode), config.patch(post_grad_custom_post_pass=fusion):
+            view_to_reshape(gm)  # type: ignore[no-untyped-call, unused-ignore]
+            post_grad_passes(gm, is_inference=False)
+        gm.graph.lint()
+        result.graphs.append(short(gm.graph))
+        return gm.forward
+
+    backend = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        decompositions=select_decomp_table(),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    torch._dynamo.reset()
+    result.call = torch.compile(fn, backend=backend, fullgraph=True)
+    return result
+
+
+def trace(fn: Callable[..., Any], *args: Any, options: Options = ALWAYS) -> Traced:
+    """`fn` compiled for these arguments; its backward too, if a result needs gradients."""
+    result = traced(fn, options)
+    outputs = result.call(*args)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+    wanted = [output for output in outputs if output.requires_grad]
+    if wanted:
+        torch.autograd.backward(wanted, [torch.ones_like(output) for output in wanted])
+    return result
+
+
+# ---------------------------------------------------------------- short printed form
+
+
+def short(graph: Graph) -> str:
+    """The graph's calls, a line each, as `name [shape] = op(arguments)`; names are counted per graph."""
+    names: dict[Node, str] = {}
+    lines: list[str] = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            names[node] = f"in{sum(name.startswith('in') for name in names.values())}"
+        elif node.op == "call_function" and node.users:
+            names[node] = f"v{len(lines)}"
+            lines.append(f"{names[node]}{_shape(node)} = {_call(node, names)}")
+        elif node.op == "output":
+            lines.append(f"return {_text(node.args[0], names)}")
+    return "\n".join(lines)
+
+
+def _shape(node: Node) -> str:
+    value = node.meta.get("val")
+    return f" [{','.join(map(str, value.shape))}]" if isinstance(value, torch.Tensor) else ""
+
+
+def _call(node: Node, names: dict[Node, str]) -> str:
+    if node.target is operator.getitem:
+        return f"{_text(node.args[0], names)}[{node.args[1]}]"
+    if node.target is control_deps:
+        before, subgraph = node.args[:2]
+        assert isinstance(subgraph, Node)
+        module = getattr(node.graph.owning_module, str(subgraph.target))
+        inner = next(one for one in module.graph.nodes if one.op == "call_function")
+        placeholders = module.graph.find_nodes(op="placeholder")
+        inside = {one: names[outer] for one, outer in zip(placeholders, node.args[2:], strict=True)}
+        return f"after {_text(before, names)}: {_call(inner, inside)}"
+    name = getattr(node.target, "_opname", None) or getattr(node.target, "__name__", str(node.target))
+    parts = [_text(argument, names) for argument in node.args]
+    parts += [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
+    return f"{name}({', '.join(parts)})"
+
+
+def _text(value: object, names: dict[Node, str]) -> str:
+    if isinstance(value, Node):
+        return names.get(value, str(value.target))
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_text(one, names) for one in value)}]"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value)
