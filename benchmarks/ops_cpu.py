@@ -128,7 +128,8 @@ def main() -> None:
         best = min(fused, key=lambda name: fused[name])
         listed = "  ".join(f"{name}: {value:.0f}" for name, value in fused.items())
         gain = spent["unfused"] / fused[best]
-        print(f"{shape} {spent['matmul']:8.0f} {spent['unfused']:8.0f} {fused[best]:8.0f} {gain:5.2f}x  {listed}")
+        plain = f"{spent['matmul']:8.0f} {spent['unfused']:8.0f}"
+        print(f"{shape} {plain} {fused[best]:8.0f} {gain:5.2f}x  {listed}")
 
 
 if __name__ == "__main__":

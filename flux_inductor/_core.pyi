@@ -1,4 +1,4 @@
-"""The compiled core (csrc/bindings.cpp). Addresses are integers, sizes are bytes unless a name says otherwise."""
+"""The compiled core (csrc/bindings.cpp). Addresses are integers; sizes are bytes, unless said otherwise."""
 
 from collections.abc import Sequence
 from typing import Literal

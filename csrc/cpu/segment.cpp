@@ -56,7 +56,8 @@ std::string Header::Text::get() const {
 }
 
 void Segment::lay_out(std::size_t signals, std::size_t buffer_bytes) {
-  buffers_offset_ = round_up(sizeof(Header) + signals * sizeof(Signal), kPage);
+  signals_ = signals;
+  buffers_offset_ = round_up(sizeof(Header) + 2 * signals * sizeof(Signal), kPage);
   buffer_stride_ = round_up(buffer_bytes, kPage);
   size_ = buffers_offset_ + 2 * buffer_stride_;
 }
@@ -84,7 +85,7 @@ std::shared_ptr<Segment> Segment::create(std::size_t signals, std::size_t buffer
   header->buffer_bytes = buffer_bytes;
   header->began.store(epoch, std::memory_order_relaxed);
   header->finished.store(epoch, std::memory_order_relaxed);
-  for (std::size_t i = 0; i < signals; ++i) new (&segment->signal(i)) Signal(epoch);
+  for (std::size_t i = 0; i < 2 * signals; ++i) new (&segment->signal(0, i)) Signal(epoch);
   if (getrandom(&header->token, sizeof header->token, 0) != sizeof header->token)
     fail("drawing a random token");
   return segment;

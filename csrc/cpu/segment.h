@@ -1,4 +1,5 @@
-// One rank's piece of shared memory: a header, signals, and two buffers that calls use in turn.
+// One rank's piece of shared memory: a header, and two sets of signals and buffers that calls use
+// in turn.
 #pragma once
 
 #include <atomic>
@@ -28,7 +29,7 @@ struct Header {
   };
 
   std::uint64_t token;         // random; proves that a peer has opened the right memory
-  std::uint64_t signal_count;  // words
+  std::uint64_t signal_count;  // words of one of the two sets
   std::uint64_t buffer_bytes;  // of one of the two buffers
   alignas(64) Signal began;    // the last call that the owner has begun: its descriptor can be read
   alignas(64) Signal finished;  // the last call from whose peers the owner needs nothing any more
@@ -58,8 +59,8 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
 
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
-  Signal& signal(std::size_t index) const {
-    return reinterpret_cast<Signal*>(base_ + sizeof(Header))[index];
+  Signal& signal(int parity, std::size_t index) const {
+    return reinterpret_cast<Signal*>(base_ + sizeof(Header))[parity * signals_ + index];
   }
   std::uint8_t* buffer(int parity) const {
     return base_ + buffers_offset_ + parity * buffer_stride_;
@@ -78,6 +79,7 @@ class Segment {
   std::uint8_t* base_ = nullptr;
   int fd_ = -1;  // open as long as peers may still have to open it; -1 in a peer's
   std::size_t size_ = 0;
+  std::size_t signals_ = 0;  // of one set
   std::size_t buffers_offset_ = 0;
   std::size_t buffer_stride_ = 0;
 };

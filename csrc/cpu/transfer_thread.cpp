@@ -110,8 +110,8 @@ Outcome TransferThread::carry_out(const Job& job) {
     if (item.waits_for != Transfer::kNothing) {
       Segment& source = push ? peers.own() : remote;
       const int raiser = push ? peers.rank() : item.peer;
-      Outcome outcome = wait(source.signal(item.waits_for), job.epoch, raiser, peers, job.limit,
-                             Interruption{&cancelled_, {}});
+      Outcome outcome = wait(source.signal(parity, item.waits_for), job.epoch, raiser, peers,
+                             job.limit, Interruption{&cancelled_, {}});
       if (!outcome.ok()) return outcome;
     }
     const std::int64_t start = job.record ? now_ns() : 0;
@@ -123,7 +123,7 @@ Outcome TransferThread::carry_out(const Job& job) {
       copy(local, item.local_pitch, far, item.remote_pitch, item.count, item.width);
     }
     Segment& target = push ? remote : peers.own();
-    target.signal(item.raises).store(job.epoch, std::memory_order_release);
+    target.signal(parity, item.raises).store(job.epoch, std::memory_order_release);
     if (job.record) moved_.push_back({item.owner, item.chunk, start, now_ns()});
   }
   return {};

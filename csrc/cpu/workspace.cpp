@@ -51,12 +51,12 @@ void Workspace::start(std::shared_ptr<const Transfers> transfers, std::uint8_t* 
 }
 
 void Workspace::raise(int signal) {
-  peers_->own().signal(signal).store(epoch_, std::memory_order_release);
+  peers_->own().signal(parity(), signal).store(epoch_, std::memory_order_release);
 }
 
 Outcome Workspace::wait(int signal, int peer) {
   Outcome outcome = confirm(peer);
-  return outcome.ok() ? wait_for(peers_->own().signal(signal), peer) : outcome;
+  return outcome.ok() ? wait_for(peers_->own().signal(parity(), signal), peer) : outcome;
 }
 
 Outcome Workspace::wait_for(const Signal& signal, int peer) {

@@ -8,6 +8,12 @@
 // share the buffers, and the argument holds whatever their order. With one buffer, two ranks could
 // do this: rank 0 ends call 0 and begins call 1, pushing over the chunk of call 0 that rank 1,
 // delayed, is still multiplying.
+//
+// Two sets of signals in turn, for the same reason: where a word's place means one chunk in call i
+// and another in call i + 1. With one set, three ranks could do this: call 0 has one chunk a shard,
+// call 1 two. Rank 1 ends call 0 and raises rank 0's words 2 and 3 for the chunks of call 1; rank
+// 0, still in call 0, waits in word 2 for rank 2's chunk, sees an epoch that is large enough, and
+// multiplies what has not come.
 #pragma once
 
 #include <chrono>
