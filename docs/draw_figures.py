@@ -119,33 +119,33 @@ def _head(axes: Axes, tail: tuple[float, float], head: tuple[float, float]) -> N
 
 
 # A call of each op as two ranks see it, with two chunks a shard: (rank, lane, start, length, text, owner).
-# Owner -1 is a wait, -2 the signal of a rank's own shard.
+# Owner -1 is a wait.
 GATHER = (
-    (0, 0, 0.0, 2.0, "push 0", 0),
+    (0, 0, 0.1, 2.0, "push 0", 0),
     (0, 0, 2.2, 2.0, "push 1", 0),
-    (0, 1, 0.0, 1.5, "mm 0", 0),
-    (0, 1, 1.5, 1.5, "mm 1", 0),
+    (0, 1, 0.0, 3.0, "mm own", 0),
     (0, 1, 3.0, 1.5, "mm 0", 1),
     (0, 1, 4.5, 0.5, "", -1),
     (0, 1, 5.0, 1.5, "mm 1", 1),
-    (1, 0, 0.6, 2.0, "push 0", 1),
+    (1, 0, 0.7, 2.0, "push 0", 1),
     (1, 0, 2.8, 2.0, "push 1", 1),
-    (1, 1, 0.6, 1.5, "mm 0", 1),
-    (1, 1, 2.1, 1.5, "mm 1", 1),
+    (1, 1, 0.6, 3.0, "mm own", 1),
     (1, 1, 3.6, 1.5, "mm 0", 0),
     (1, 1, 5.1, 1.5, "mm 1", 0),
 )
 SCATTER = (
     (0, 1, 0.0, 1.5, "mm 0", 1),
     (0, 1, 1.5, 1.5, "mm 1", 1),
-    (0, 1, 3.0, 1.5, "mm 0", 0),
-    (0, 1, 4.5, 1.5, "mm 1", 0),
+    (0, 1, 3.0, 2.4, "mm own", 0),
+    (0, 1, 5.4, 0.4, "+0", 0),
+    (0, 1, 5.8, 0.4, "+1", 0),
     (0, 0, 1.6, 1.2, "push 0", 1),
     (0, 0, 3.1, 1.2, "push 1", 1),
     (1, 1, 0.6, 1.5, "mm 0", 0),
     (1, 1, 2.1, 1.5, "mm 1", 0),
-    (1, 1, 3.6, 1.5, "mm 0", 1),
-    (1, 1, 5.1, 1.5, "mm 1", 1),
+    (1, 1, 3.6, 2.4, "mm own", 1),
+    (1, 1, 6.0, 0.4, "+0", 1),
+    (1, 1, 6.4, 0.4, "+1", 1),
     (1, 0, 2.2, 1.2, "push 0", 0),
     (1, 0, 3.7, 1.2, "push 1", 0),
 )
@@ -157,8 +157,8 @@ def draw_protocol() -> Figure:
     figure = Figure(figsize=(10.5, 5.4), layout="constrained")
     for axes, title, blocks in zip(
         figure.subplots(2, 1),
-        ("all_gather_matmul: own chunks first, then in the order of arrival",
-         "matmul_reduce_scatter: the peers' chunks first, the own ones last"),
+        ("all_gather_matmul: the own shard first, then chunk by chunk as they arrive",
+         "matmul_reduce_scatter: the peers' chunks first, then the own shard, then the sums"),
         (GATHER, SCATTER),
         strict=True,
     ):  # fmt: skip
@@ -188,7 +188,7 @@ def _signals(axes: Axes, blocks: tuple[tuple[int, int, float, float, str, int], 
         target = next(
             begin
             for other, row, begin, _, words, whose in blocks
-            if other != rank and row == 1 and whose == owner and words == f"mm {chunk}"
+            if other != rank and row == 1 and whose == owner and words in (f"mm {chunk}", f"+{chunk}")
         )
         tail = (moved, rank * 2.4)
         head = (max(target, moved) + 0.05, (1 - rank) * 2.4 + 1)
