@@ -35,6 +35,7 @@ CODES: dict[str, tuple[str, bool]] = {
     "topology": ("no fused op for this topology", True),
     "no-schedule": ("no schedule for this plan", True),
     "no-engine": ("no engine executes fused ops on this device", True),
+    "kernel": ("the kernels of this device do not take such sizes or dtypes", True),
     "never": ("strategy=never", False),
     "not-profitable": ("predicted to be no faster than collective and matmul apart", False),
 }

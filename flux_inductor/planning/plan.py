@@ -5,7 +5,7 @@ it, and ranks can compare theirs. One text holds one plan, or a table of plans b
 
     unfused
     mesh push chunk=64
-    mesh pull chunk=1024 tile=256x192x64/2x1
+    mesh pull chunk=1024 tile=256x192x64/2x1 sweep=4
     m<=512: unfused; m<=4096: mesh push chunk=64; mesh push chunk=256
 """
 
@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias, cast, get_args
 Route: TypeAlias = Literal["unfused", "mesh"]
 Direction: TypeAlias = Literal["push", "pull"]
 
-_TILE = re.compile(r"[1-9]\d*x[1-9]\d*x[1-9]\d*/[1-9]\d*x[1-9]\d*", re.ASCII)
+_TILE = re.compile(r"[1-9]\d*x[1-9]\d*x[1-9]\d*/[1-9]\d*x[1-9]\d*(/pingpong)?", re.ASCII)
 _COUNT = re.compile(r"[1-9]\d*", re.ASCII)
 _BOUND = re.compile(r"m<=([1-9]\d*)", re.ASCII)
 
@@ -33,19 +33,26 @@ class Plan:
         route: the way of the chunks; "mesh" sends each straight to where it is needed.
         direction: who executes a transfer: the source ("push") or the target ("pull").
         chunk: rows (or columns) of a shard that one transfer moves; the last may be shorter.
-        tile: rows x columns x depth / cluster of a CUDA thread block, "" where the engine has no tiles.
+        tile: rows x columns x depth / cluster of a CUDA thread block; "": the engine has no tiles, or
+            chooses one when it knows the sizes (see tiles.py).
+        sweep: rows of clusters that a CUDA kernel sweeps together along the columns; 0: likewise.
+        width: columns of the product in a chunk of a CUDA matmul_reduce_scatter, whose chunks are blocks of
+            the kernel's own order; 0: likewise.
     """
 
     route: Route
     direction: Direction = "push"
     chunk: int = 0
     tile: str = ""
+    sweep: int = 0
+    width: int = 0
 
     def __post_init__(self) -> None:
         assert self.route in get_args(Route), self.route
         assert self.direction in get_args(Direction), self.direction
         if self.route == "unfused":
             assert (self.direction, self.chunk, self.tile) == ("push", 0, ""), self
+            assert (self.sweep, self.width) == (0, 0), self
         else:
             assert self.chunk >= 1, self.chunk
             assert not self.tile or _TILE.fullmatch(self.tile), self.tile
@@ -57,8 +64,9 @@ class Plan:
     def __str__(self) -> str:
         if not self.fused:
             return self.route
-        tile = f" tile={self.tile}" if self.tile else ""
-        return f"{self.route} {self.direction} chunk={self.chunk}{tile}"
+        rest = {"width": self.width, "tile": self.tile, "sweep": self.sweep}
+        given = "".join(f" {key}={value}" for key, value in rest.items() if value)
+        return f"{self.route} {self.direction} chunk={self.chunk}{given}"
 
 
 UNFUSED = Plan("unfused")
@@ -149,19 +157,27 @@ def _parse_one(part: str, text: str) -> Plan:
         valid = ", ".join(get_args(Direction))
         raise ValueError(f"plan {text!r}: {direction!r} after {route!r} is no direction; valid: {valid}")
     fields: dict[str, str] = {}
-    patterns = {"chunk": _COUNT, "tile": _TILE}
+    patterns = {"chunk": _COUNT, "width": _COUNT, "tile": _TILE, "sweep": _COUNT}
     for token in tokens[1:]:
         key, _, value = token.partition("=")
         if key not in patterns:
             raise ValueError(
-                f"plan {text!r}: unknown token {token!r}; valid: chunk=<rows>, tile=<MxNxK/cluster>"
+                f"plan {text!r}: unknown token {token!r}; valid: chunk=<rows>, width=<columns>, "
+                "tile=<MxNxK/cluster>, sweep=<rows of clusters>"
             )
         if key in fields:
             raise ValueError(f"plan {text!r}: {key} is given twice")
         if not patterns[key].fullmatch(value):
-            example = {"chunk": "chunk=64", "tile": "tile=256x192x64/2x1"}[key]
+            example = "tile=256x192x64/2x1" if key == "tile" else f"{key}=64"
             raise ValueError(f"plan {text!r}: {token!r} is malformed; write for example {example}")
         fields[key] = value
     if "chunk" not in fields:
         raise ValueError(f"plan {text!r}: chunk is missing; add for example chunk=64")
-    return Plan(cast(Route, route), cast(Direction, direction), int(fields["chunk"]), fields.get("tile", ""))
+    return Plan(
+        cast(Route, route),
+        cast(Direction, direction),
+        int(fields["chunk"]),
+        fields.get("tile", ""),
+        int(fields.get("sweep", 0)),
+        int(fields.get("width", 0)),
+    )

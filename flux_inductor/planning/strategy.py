@@ -17,6 +17,7 @@ from flux_inductor.planning.machine import MACHINES, MachineModel
 from flux_inductor.planning.plan import UNFUSED, Direction, Plan, PlanTable, single
 from flux_inductor.planning.problem import Problem, Size
 from flux_inductor.planning.table import MOST_ROWS, SizesOfM, table_by_m
+from flux_inductor.planning.tiles import kernel_limit
 from flux_inductor.planning.topology import Device, Topology
 
 Mode: TypeAlias = Literal["auto", "always", "never"]
@@ -26,6 +27,10 @@ DIRECTIONS: tuple[Direction, ...] = ("push", "pull")
 
 # Devices on which an engine executes fused plans.
 ENGINES: tuple[Device, ...] = ("cpu",)
+NO_ENGINE: dict[Device, str] = {
+    "cpu": "no engine here executes fused ops on the CPU",
+    "cuda": "the package was built without CUDA kernels",
+}
 # A shard is cut into at most this many chunks: beyond, only fixed costs grow.
 MOST_CHUNKS = 32
 # Stands for an unknown number of strips (a batch, say) beside unknown rows.
@@ -45,7 +50,7 @@ class Decision:
             None when nothing may be fused.
         unfused_us: likewise, of collective and matmul one after the other.
         code: "" when fused, else a stable word: "never", "one-rank", "empty", "topology", "no-schedule",
-            "no-engine", "unknown-size" or "not-profitable".
+            "no-engine", "kernel" (it lacks something), "unknown-size" or "not-profitable".
         reason: a sentence for people.
     """
 
@@ -101,9 +106,10 @@ def _choose(
         return Decision(single(UNFUSED), False, None, None, "unknown-size", reason)
     settled = _settle(problem)
     machine = MACHINES[topology.device]
+    plans = candidates(settled, topology.device)
     if settled.symbols:
-        return _decide_by_m(settled, mode, machine)
-    return _decide(settled, mode, machine)
+        return _decide_by_m(settled, mode, machine, plans)
+    return _decide(settled, mode, machine, plans)
 
 
 def _obstacle(
@@ -123,8 +129,20 @@ def _obstacle(
     if topology.link == "pcie":
         return "no-schedule", "no schedule yet for PCIe links, which want a ring"
     if topology.device not in engines:
-        return "no-engine", f"no engine here executes fused ops on {topology.device}"
-    return None
+        return "no-engine", NO_ENGINE[topology.device]
+    limit = kernel_limit(problem) if topology.device == "cuda" else ""
+    return ("kernel", limit) if limit else None
+
+
+def _directions(problem: Problem, device: Device) -> tuple[Direction, ...]:
+    """Who may execute the transfers.
+
+    On CUDA a gathered tensor that the program keeps lies in ordinary memory, which only its own rank can
+    write: it is pulled. Anything else is pushed, which is faster, and needs no copy of the input.
+    """
+    if device == "cpu":
+        return DIRECTIONS
+    return ("pull",) if problem.return_gathered else ("push",)
 
 
 def _unknown(problem: Problem) -> str:
@@ -150,9 +168,9 @@ def _settle(problem: Problem) -> Problem:
     return replace(problem, strips=strips, columns=columns, depth=known(problem.depth))
 
 
-def candidates(problem: Problem, machine: MachineModel) -> tuple[Plan, ...]:
+def candidates(problem: Problem, device: Device) -> tuple[Plan, ...]:
     """Every fused plan that is legal for the problem, the largest chunks first."""
-    granule = int(machine.granule.value)
+    granule = int(MACHINES[device].granule.value)
     extent = problem.extent
     if isinstance(extent, int):
         chunks = {-(-extent // (1 << power)) for power in range(MOST_CHUNKS.bit_length())}
@@ -162,7 +180,9 @@ def candidates(problem: Problem, machine: MachineModel) -> tuple[Plan, ...]:
         # Any size may come: powers of two up to one shard of the table's largest product.
         chunks = {granule << power for power in range((MOST_ROWS // granule).bit_length())}
     ordered = sorted(chunks, reverse=True)
-    return tuple(Plan("mesh", direction, chunk) for direction in DIRECTIONS for chunk in ordered)
+    return tuple(
+        Plan("mesh", direction, chunk) for direction in _directions(problem, device) for chunk in ordered
+    )
 
 
 def _fastest(problem: Problem, plans: Collection[Plan], machine: MachineModel) -> tuple[float, Plan]:
@@ -175,8 +195,8 @@ def _figures(fused_us: float, unfused_us: float) -> str:
     return f"predicted {fused_us:.0f} us fused against {unfused_us:.0f} us unfused"
 
 
-def _decide(problem: Problem, mode: Mode, machine: MachineModel) -> Decision:
-    fused_us, plan = _fastest(problem, candidates(problem, machine), machine)
+def _decide(problem: Problem, mode: Mode, machine: MachineModel, fused: tuple[Plan, ...]) -> Decision:
+    fused_us, plan = _fastest(problem, fused, machine)
     unfused_us = predict(problem, UNFUSED, machine)
     figures = _figures(fused_us, unfused_us)
     if mode == "always":
@@ -187,9 +207,8 @@ def _decide(problem: Problem, mode: Mode, machine: MachineModel) -> Decision:
     return Decision(single(plan), True, fused_us, unfused_us, "", figures)
 
 
-def _decide_by_m(problem: Problem, mode: Mode, machine: MachineModel) -> Decision:
+def _decide_by_m(problem: Problem, mode: Mode, machine: MachineModel, fused: tuple[Plan, ...]) -> Decision:
     sizes = SizesOfM(problem)
-    fused = candidates(problem, machine)
     # Of equals the first wins. Unfused is handicapped, so that a plan must beat it by the margin.
     plans = fused if mode == "always" else (UNFUSED, *fused)
 

@@ -34,8 +34,8 @@ def reordered(given: Schedule, orders: list[list[tuple[int, int]]]) -> Schedule:
 def test_every_plan_the_strategy_can_emit_is_free_of_dead_locks(kind: Kind, world: int) -> None:
     for extent in (1, 7, 16, 100, 1000):
         problem = Problem(kind, world, 1, extent, (64,), 32, "fp32")
-        for machine in MACHINES.values():
-            for plan in candidates(problem, machine):
+        for device in MACHINES:
+            for plan in candidates(problem, device):
                 assert counter_example(schedule(kind, world, extent, plan)) is None
 
 

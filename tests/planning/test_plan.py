@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 from flux_inductor.planning.plan import UNFUSED, Plan, PlanTable, parse_plan, single
 
 counts = st.integers(1, 1 << 30)
-tiles = st.one_of(st.just(""), st.builds("{}x{}x{}/{}x{}".format, counts, counts, counts, counts, counts))
+tiles = st.one_of(
+    st.just(""),
+    st.builds(
+        "{}x{}x{}/{}x{}{}".format, counts, counts, counts, counts, counts, st.sampled_from(["", "/pingpong"])
+    ),
+)
+maybe = st.one_of(st.just(0), counts)
 plans = st.one_of(
-    st.just(UNFUSED), st.builds(Plan, st.just("mesh"), st.sampled_from(["push", "pull"]), counts, tiles)
+    st.just(UNFUSED),
+    st.builds(Plan, st.just("mesh"), st.sampled_from(["push", "pull"]), counts, tiles, maybe, maybe),
 )
 
 
@@ -57,7 +64,7 @@ def test_texts() -> None:
         ("mesh push chunk=4.5", "'chunk=4.5'", "chunk=64"),
         ("mesh push chunk=\u0664", "'chunk=\u0664'", "chunk=64"),
         ("mesh push chunk=4 chunk=5", "chunk is given twice", "twice"),
-        ("mesh push chunk=4 speed=9", "'speed=9'", "valid: chunk=<rows>, tile="),
+        ("mesh push chunk=4 speed=9", "'speed=9'", "valid: chunk=<rows>, width=<columns>, tile="),
         ("mesh push chunk=4 tile=256", "'tile=256'", "tile=256x192x64/2x1"),
         ("unfused chunk=4", "'chunk=4'", "remove"),
         ("m<=4: unfused", "m<=4", "for larger sizes"),

@@ -15,6 +15,7 @@ from flux_inductor.planning.plan import UNFUSED, parse_plan
 from flux_inductor.planning.problem import Kind, Problem
 from flux_inductor.planning.strategy import MODES, Decision, Mode, candidates, choose
 from flux_inductor.planning.table import MOST_ROWS, TOLERANCE
+from flux_inductor.planning.tiles import GRANULE
 from flux_inductor.planning.topology import Device, Topology
 
 S = sympy.Symbol("s0", integer=True, positive=True)
@@ -28,21 +29,27 @@ sizes = st.one_of(powers, st.integers(1, 9000))
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn, device: Device) -> Problem:
+    """Any problem that an engine of the device can run."""
+    cuda = device == "cuda"
     kind, world = draw(kinds), draw(st.integers(2, 8))
-    split = "rows" if kind == "all_gather_matmul" else draw(st.sampled_from(["rows", "columns"]))
-    columns = draw(sizes) * (world if split == "columns" else 1)
+    split = "rows" if cuda or kind == "all_gather_matmul" else draw(st.sampled_from(["rows", "columns"]))
+    granule = GRANULE if cuda else 1
+    columns = granule * draw(sizes) * (world if split == "columns" else 1)
     return Problem(
         kind,
         world,
         strips=draw(st.integers(1, 4)),
         rows=draw(sizes),
         columns=(columns,),
-        depth=draw(sizes),
-        dtype=draw(st.sampled_from(["bf16", "fp32"])),
+        depth=granule * draw(sizes),
+        dtype=draw(st.sampled_from(["bf16", "fp16" if cuda else "fp32"])),
         split=split,  # type: ignore[arg-type]
         return_gathered=kind == "all_gather_matmul" and draw(st.booleans()),
     )
+
+
+placed = devices.flatmap(lambda device: st.tuples(problems(device), st.just(device)))
 
 
 def topology(device: Device, ranks: int) -> Topology:
@@ -53,13 +60,14 @@ def decide(problem: Problem, device: Device, mode: Mode = "auto") -> Decision:
     return choose(problem, topology(device, problem.world), mode, engines=BOTH)
 
 
-@given(problems(), devices)
+@given(placed)
 def test_auto_fuses_what_is_predicted_faster_by_the_margin_and_nothing_else(
-    problem: Problem, device: Device
+    where: tuple[Problem, Device],
 ) -> None:
+    problem, device = where
     machine = MACHINES[device]
     decision = decide(problem, device)
-    least = min(predict(problem, plan, machine) for plan in candidates(problem, machine))
+    least = min(predict(problem, plan, machine) for plan in candidates(problem, device))
     unfused = predict(problem, UNFUSED, machine)
     assert decision.fused == (least <= (1 - machine.margin.value) * unfused)
     assert (decision.fused_us, decision.unfused_us) == (least, unfused)
@@ -69,8 +77,9 @@ def test_auto_fuses_what_is_predicted_faster_by_the_margin_and_nothing_else(
     assert predict(problem, chosen, machine) == (least if decision.fused else unfused)
 
 
-@given(problems(), devices)
-def test_always_and_never(problem: Problem, device: Device) -> None:
+@given(placed)
+def test_always_and_never(where: tuple[Problem, Device]) -> None:
+    problem, device = where
     always, never = decide(problem, device, "always"), decide(problem, device, "never")
     assert always.fused
     assert always.plan.at(cast(int, problem.m)).fused
@@ -80,15 +89,16 @@ def test_always_and_never(problem: Problem, device: Device) -> None:
         assert parse_plan(str(decision.plan)) == decision.plan
 
 
-@given(problems(), devices, st.sampled_from(["auto", "always"]), st.integers(1, MOST_ROWS))
-def test_a_table_is_near_the_best_at_every_m(problem: Problem, device: Device, mode: Mode, m: int) -> None:
+@given(placed, st.sampled_from(["auto", "always"]), st.integers(1, MOST_ROWS))
+def test_a_table_is_near_the_best_at_every_m(where: tuple[Problem, Device], mode: Mode, m: int) -> None:
+    problem, device = where
     machine = MACHINES[device]
     open_problem = Problem(**{**vars(problem), "rows": S})
     table = decide(open_problem, device, mode).plan
     rows = max(m // cast(int, open_problem.m.subs(S, 1)), 1)  # type: ignore[union-attr]
     concrete = Problem(**{**vars(problem), "rows": rows})
     time = predict(concrete, table.at(cast(int, concrete.m)), machine)
-    plans = candidates(open_problem, machine)
+    plans = candidates(open_problem, device)
     unfused = predict(concrete, UNFUSED, machine)
     best = min(predict(concrete, plan, machine) for plan in plans)
     assert len(table.entries) < 20
@@ -125,7 +135,7 @@ def test_an_unknown_width_is_left_alone() -> None:
         (4, 64, "cpu ranks=4 nodes=2 link=shm", "no-schedule", "spans 2 nodes"),
         (4, 64, "cuda ranks=4 nodes=2 link=nvlink", "no-schedule", "spans 2 nodes"),
         (4, 64, "cuda ranks=4 link=pcie", "no-schedule", "PCIe"),
-        (4, 64, "cuda ranks=4 link=nvlink", "no-engine", "on cuda"),
+        (4, 64, "cuda ranks=4 link=nvlink", "no-engine", "built without CUDA kernels"),
     ],
 )
 def test_what_cannot_run_says_why_in_every_mode(
@@ -139,6 +149,31 @@ def test_what_cannot_run_says_why_in_every_mode(
         assert (decision.fused, str(decision.plan), decision.code) == (False, "unfused", code)
         assert words in decision.reason
         assert decision.fused_us is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": "fp32"}, "fp32 stays unfused"),
+        ({"split": "columns", "columns": (72,)}, "along the last dim"),
+        ({"world": 9}, "at most 8 ranks; the group has 9"),
+        ({"depth": 60}, "multiples of 8; K is 60"),
+        ({"columns": (68,)}, "multiples of 8; N is 68"),
+    ],
+)
+def test_what_the_cuda_kernels_lack_is_left_unfused(change: dict[str, object], words: str) -> None:
+    sizes = {"world": 2, "strips": 1, "rows": 4096, "columns": (64,), "depth": 64, "dtype": "bf16"} | change
+    problem = Problem("matmul_reduce_scatter", **sizes)  # type: ignore[arg-type]
+    for mode in MODES[:2]:
+        decision = decide(problem, "cuda", mode)
+        assert (decision.fused, decision.code) == (False, "kernel")
+        assert words in decision.reason
+
+
+def test_a_gathered_tensor_that_is_kept_is_pulled_on_cuda() -> None:
+    for keep, direction in ((False, "push"), (True, "pull")):
+        problem = Problem("all_gather_matmul", 2, 1, 4096, (6144,), 12288, "bf16", return_gathered=keep)
+        assert decide(problem, "cuda").plan.at(8192).direction == direction
 
 
 def test_an_unknown_mode_is_an_error_that_lists_the_modes() -> None:
