@@ -66,8 +66,9 @@ def show(results: list[Comparison], setting: Setting, folder: Path) -> bool:
         f"compiled {first.compiled.losses[-1]:.4f}; largest relative difference {difference:.1e}, "
         f"{'within' if agreed else 'ABOVE'} the tolerance of {tolerance}"
     )
-    print_speeds(first)
-    draw_losses(first.eager, first.compiled, tolerance, folder / "losses.png")
+    print_speeds(first, setting)
+    speeds = {name: setting.tokens / first.seconds[name] for name in ("eager", "compiled")}
+    draw_losses(first.eager, first.compiled, speeds, tolerance, folder / "losses.png")
     print(f"\nPictures: {folder / 'losses.png'}", end="")
     events = quickest(results)
     if events:
@@ -78,15 +79,18 @@ def show(results: list[Comparison], setting: Setting, folder: Path) -> bool:
     return agreed
 
 
-def print_speeds(result: Comparison) -> None:
-    print("\nSpeed (median step after warm-up; the first step includes compilation):\n")
+def print_speeds(result: Comparison, setting: Setting) -> None:
+    print(
+        "\nSpeed: medians of steps taken in turns. Beside them the first step, which includes compilation.\n"
+    )
     print(f"{'':40}{'tokens/s':>9}{'step':>10}{'first step':>12}")
-    for label, run in (
-        ("eager", result.eager),
-        ("compiled", result.compiled),
-        ("  with FLUX_INDUCTOR_ENGINE=reference", result.unfused),
+    for label, name, first in (
+        ("eager", "eager", f"{result.eager.first_step:.1f} s"),
+        ("compiled", "compiled", f"{result.compiled.first_step:.1f} s"),
+        ("  with FLUX_INDUCTOR_ENGINE=reference", "reference", ""),
     ):
-        print(f"{label:40}{run.tokens_per_second:>9,.0f}{run.step * 1e3:>7.0f} ms{run.first_step:>10.1f} s")
+        seconds = result.seconds[name]
+        print(f"{label:40}{setting.tokens / seconds:>9,.0f}{seconds * 1e3:>7.0f} ms{first:>12}")
 
 
 if __name__ == "__main__":

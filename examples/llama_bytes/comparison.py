@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import flux_inductor
+from examples.llama_bytes.model import LanguageModel
+from examples.llama_bytes.speed import medians
 from examples.llama_bytes.text import batches, corpus
-from examples.llama_bytes.training import Run, Setting, build, train
+from examples.llama_bytes.training import Run, Setting, Trainer, train
 from flux_inductor.runtime.trace import TraceEvent, record_trace
 
 CHUNKS = 4  # of a shard, in the op that is looked into: more than the strategy takes, for something to see
@@ -24,13 +26,13 @@ CALLS = 30  # of that op; the quickest is shown
 class Comparison:
     """One rank's results.
 
-    `unfused` is the compiled program with its fused ops on the reference engine; `calls` are the events of
-    several calls of one op.
+    `seconds` are of one step, for "eager", "compiled" and "reference": the compiled program with its fused
+    ops on the reference engine, collective then matmul. `calls` are the events of several calls of one op.
     """
 
     eager: Run
     compiled: Run
-    unfused: Run
+    seconds: dict[str, float]
     report: flux_inductor.Report
     calls: tuple[tuple[TraceEvent, ...], ...]
     calls_title: str
@@ -40,20 +42,32 @@ def compare(setting: Setting, strategy: str) -> Comparison:
     """Runs on every rank of an initialised process group."""
     text = corpus()
 
-    def cuts(steps: int) -> Iterator[Tensor]:
-        return batches(text, setting.batch, setting.sequence, steps, setting.seed)
+    def compiler(model: LanguageModel) -> Callable[[Tensor], Tensor]:
+        compiled: Callable[[Tensor], Tensor] = torch.compile(
+            model, backend="flux_inductor", options={"strategy": strategy}
+        )
+        return compiled
 
-    model = build(setting)
-    eager = train(model, model, cuts(setting.steps), setting, "eager")
-    model = build(setting)
-    forward: Callable[[Tensor], Tensor] = torch.compile(
-        model, backend="flux_inductor", options={"strategy": strategy}
-    )
-    compiled = train(model, forward, cuts(setting.steps), setting, "compiled")
+    def run(trainer: Trainer, label: str) -> Run:
+        cuts = batches(text, setting.batch, setting.sequence, setting.steps, setting.seed)
+        return train(trainer, cuts, label)
+
+    eager, compiled = Trainer(setting, lambda model: model), Trainer(setting, compiler)
+    eager_run, compiled_run = run(eager, "eager   "), run(compiled, "compiled")
     report = flux_inductor.report()
-    with environment(FLUX_INDUCTOR_ENGINE="reference"):
-        unfused = train(model, forward, cuts(max(setting.steps // 4, 1)), setting, "reference")
-    return Comparison(eager, compiled, unfused, report, *look_inside(setting))
+    cut = next(batches(text, setting.batch, setting.sequence, 1, setting.seed))
+
+    def reference() -> None:
+        with environment(FLUX_INDUCTOR_ENGINE="reference"):
+            compiled.step(cut)
+
+    programs = {
+        "eager": lambda: eager.step(cut),
+        "compiled": lambda: compiled.step(cut),
+        "reference": reference,
+    }
+    seconds = medians(programs, rounds=max(setting.steps // 4, 1))
+    return Comparison(eager_run, compiled_run, seconds, report, *look_inside(setting))
 
 
 def look_inside(setting: Setting) -> tuple[tuple[tuple[TraceEvent, ...], ...], str]:

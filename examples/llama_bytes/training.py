@@ -1,8 +1,7 @@
-"""Trains the model on one rank: the same loop for eager and compiled, with honest times."""
+"""Trains the model on one rank: the same loop for eager and compiled code."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,8 +14,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from tqdm import tqdm
 
 from examples.llama_bytes.model import BYTES, LanguageModel, Shape, parallelize
-
-WARM_UP = 3  # steps whose time does not count: compilation, first touches of memory
 
 
 @dataclass(frozen=True)
@@ -39,51 +36,45 @@ class Setting:
 
 @dataclass(frozen=True)
 class Run:
-    """What one training run gave: a loss for each step, and seconds."""
+    """What one training run gave: a loss for each step, and the seconds that the first one took."""
 
     losses: tuple[float, ...]
     first_step: float  # with compilation, where there is any
-    step: float  # median of the steps after warm-up
-    tokens_per_second: float
 
 
-def build(setting: Setting) -> LanguageModel:
-    """The model with the weights of `setting.seed`, cut over all ranks."""
-    torch.manual_seed(setting.seed)
-    dtype = torch.bfloat16 if setting.device == "cuda" else torch.float32
-    model = LanguageModel(setting.shape, setting.sequence).to(setting.device, dtype)
-    return parallelize(model, init_device_mesh(setting.device, (dist.get_world_size(),)))
+class Trainer:
+    """A model with the weights of `setting.seed`, cut over all ranks, and its optimizer."""
 
+    def __init__(
+        self, setting: Setting, compiler: Callable[[LanguageModel], Callable[[Tensor], Tensor]]
+    ) -> None:
+        torch.manual_seed(setting.seed)
+        dtype = torch.bfloat16 if setting.device == "cuda" else torch.float32
+        model = LanguageModel(setting.shape, setting.sequence).to(setting.device, dtype)
+        parallelize(model, init_device_mesh(setting.device, (dist.get_world_size(),)))
+        self.setting = setting
+        self.forward = compiler(model)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=setting.rate)
 
-def loss_of(forward: Callable[[Tensor], Tensor], cut: Tensor) -> Tensor:
-    """Cross-entropy of predicting each next byte of `cut` [batch, sequence + 1], in nats per byte."""
-    logits = forward(cut[:, :-1])
-    return F.cross_entropy(logits.float().reshape(-1, BYTES), cut[:, 1:].reshape(-1))
-
-
-def train(
-    model: LanguageModel,
-    forward: Callable[[Tensor], Tensor],
-    cuts: Iterable[Tensor],
-    setting: Setting,
-    label: str,
-) -> Run:
-    """Trains `model` with AdamW, calling it through `forward` (itself, or the compiled one).
-
-    Rank 0 shows a progress bar where standard error is a terminal.
-    """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=setting.rate)
-    losses, seconds = [], []
-    quiet = True if dist.get_rank() else None  # None: only on a terminal
-    progress = tqdm(cuts, desc=f"{label:9}", total=setting.steps, unit="step", disable=quiet)
-    for cut in progress:
-        start = time.perf_counter()
-        loss = loss_of(forward, cut.to(setting.device))
+    def step(self, cut: Tensor) -> float:
+        """Learns to predict each next byte of `cut` [batch, sequence + 1]; the loss in nats per byte."""
+        cut = cut.to(self.setting.device)
+        logits = self.forward(cut[:, :-1])
+        loss = F.cross_entropy(logits.float().reshape(-1, BYTES), cut[:, 1:].reshape(-1))
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())  # waits for a GPU, so the time below is the whole step's
-        seconds.append(time.perf_counter() - start)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()  # waits for a GPU: whoever takes the time gets the whole step's
+
+
+def train(trainer: Trainer, cuts: Iterable[Tensor], label: str) -> Run:
+    """One step for each cut. Rank 0 shows a progress bar where standard error is a terminal."""
+    quiet = True if dist.get_rank() else None  # None: only on a terminal
+    progress = tqdm(cuts, desc=label, total=trainer.setting.steps, unit="step", disable=quiet)
+    losses = []
+    begin, first = time.perf_counter(), 0.0
+    for cut in progress:
+        losses.append(trainer.step(cut))
+        first = first or time.perf_counter() - begin
         progress.set_postfix(loss=f"{losses[-1]:.3f}")
-    step = statistics.median(seconds[WARM_UP:] or seconds)
-    return Run(tuple(losses), seconds[0], step, setting.tokens / step)
+    return Run(tuple(losses), first)

@@ -41,16 +41,17 @@ def test_eager_and_compiled_agree(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_disagreement_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run(losses=(2.0, 1.5), first_step=1.0, step=0.1, tokens_per_second=100.0)
+    run = Run(losses=(2.0, 1.5), first_step=1.0)
     other = replace(run, losses=(2.0, 1.6))
-    result = Comparison(run, other, run, flux_inductor.Report(()), (), "")
+    seconds = {"eager": 0.1, "compiled": 0.1, "reference": 0.1}
+    result = Comparison(run, other, seconds, flux_inductor.Report(()), (), "")
     assert not show([result], replace(SMALL, steps=2), tmp_path)
     assert "ABOVE the tolerance" in capsys.readouterr().out
 
 
 def test_terminal_plot_tells_the_curves_apart() -> None:
-    eager = Run((4.0, 3.0, 2.0, 1.0), 0, 0, 0)
-    compiled = Run((4.0, 3.0, 2.0, 2.0), 0, 0, 0)
+    eager = Run((4.0, 3.0, 2.0, 1.0), 0)
+    compiled = Run((4.0, 3.0, 2.0, 2.0), 0)
     rows = terminal_plot(eager, compiled, height=4).splitlines()
     assert [row.partition("|")[2].rstrip() for row in rows[:4]] == ["*", " *", "  *c", "   e"]
 
