@@ -48,9 +48,10 @@ def flux_inductor(
     ours, theirs = resolve(mode, options)
     graph = GraphLog(to_stderr=ours.report)
     fusion = _Hook(ours, theirs.pop(_HOOK, getattr(inductor_config, _HOOK)), graph.add)
+    identity = fusion.uuid()
     with inductor_config.patch(theirs):
-        if kept.enabled():
-            graph.keep(kept.key_of(gm, example_inputs, sorted(theirs.items()), fusion.uuid()))
+        if identity is not None and kept.enabled():
+            graph.keep(kept.key_of(gm, example_inputs, sorted(theirs.items()), identity))
     # The patch holds for the backward too, whenever that is compiled.
     compiled = compile_fx(gm, example_inputs, config_patches={**theirs, _HOOK: fusion})
     graph.entered()

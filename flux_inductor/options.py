@@ -186,7 +186,8 @@ def _checked_for_inductor(given: Mapping[str, object]) -> dict[str, object]:
                 + "; every option of Inductor (torch._inductor.list_options()) is valid too"
             )
         if not _fits(value, type_of(name)):
-            expected = getattr(type_of(name), "__name__", type_of(name))
+            declared = type_of(name)
+            expected = declared.__name__ if isinstance(declared, type) else declared
             raise ValueError(
                 f"option {key}={value!r} of Inductor has type {type(value).__name__}, not {expected}; "
                 f"it is {known[name]!r} by default"

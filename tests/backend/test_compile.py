@@ -33,6 +33,7 @@ def _gradients(fn: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> tupl
 def _run_cases(rank: int, world: int) -> dict[str, list[tuple[str, str, bool]]]:
     """Compares every case with eager; returns graph, collective and whether it was fused, by case."""
     rows = {}
+    torch._inductor.config.fx_graph_cache = False  # every case runs the pass
     for name, (fn, how) in CASES.items():
         torch._dynamo.reset()
         before = len(flux_inductor.report().graphs)
@@ -53,10 +54,7 @@ def _run_cases(rank: int, world: int) -> dict[str, list[tuple[str, str, bool]]]:
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, list[tuple[str, str, bool]]]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-        results = run_ranks(_run_cases, 2, timeout=150)
-    return results
+    return run_ranks(_run_cases, 2, timeout=150)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -21,7 +21,7 @@ HOOK = "post_grad_custom_post_pass"
 def users(request: pytest.FixtureRequest) -> Iterator[CountingPass | None]:
     """What Inductor's hook held before: nothing, or a pass of the user's own."""
     value = CountingPass() if request.param == "pass" else None
-    with config.patch({HOOK: value, "fx_graph_cache": False}):
+    with config.patch({HOOK: value}):
         yield value
 
 
