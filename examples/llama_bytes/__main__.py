@@ -41,15 +41,19 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
+    gpus = torch.cuda.device_count()
     parser = argparse.ArgumentParser(prog="python -m examples.llama_bytes", description=__doc__)
     parser.add_argument("--steps", type=int, default=Setting().steps, help="training steps of each run")
     parser.add_argument("--strategy", choices=("auto", "always", "never"), default="auto")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.device_count() >= WORLD else "cpu"
-    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if gpus >= WORLD else "cpu")
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for the pictures")
     parser.add_argument("--seconds", type=float, default=600, help="time limit for all of it")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"--steps {arguments.steps}: at least one step is needed")
+    if arguments.device == "cuda" and gpus < WORLD:
+        parser.error(f"--device cuda: {WORLD} GPUs are needed, {gpus} found; use --device cpu")
+    return arguments
 
 
 def show(results: list[Comparison], setting: Setting, folder: Path) -> bool:
