@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -43,12 +43,18 @@ def _serve(
 
 
 def run_ranks(
-    fn: Callable[..., Any], world: int, *args: Any, timeout: float = 60, group_timeout: float = 30
+    fn: Callable[..., Any],
+    world: int,
+    *args: Any,
+    timeout: float = 60,
+    group_timeout: float = 30,
+    dying: Collection[int] = (),
 ) -> list[Any]:
     """Calls the module-level function `fn(rank, world, *args)` on `world` processes; returns results by rank.
 
     The first failure is raised as a RuntimeError that holds the rank's traceback. Every process is ended
     when one fails or `timeout` seconds have passed. `group_timeout` is the process group's own, in seconds.
+    The ranks in `dying` may end without a result, which is then None.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = mp.get_context("spawn")
@@ -66,7 +72,7 @@ def run_ranks(
             pipes.append(ours)
             processes.append(process)
         try:
-            return _collect(pipes, time.monotonic() + timeout)
+            return _collect(pipes, time.monotonic() + timeout, dying)
         finally:
             for process in processes:
                 process.join(timeout=2)
@@ -75,7 +81,7 @@ def run_ranks(
                     process.join()
 
 
-def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
+def _collect(pipes: list[Connection], deadline: float, dying: Collection[int]) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
         waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
@@ -88,6 +94,9 @@ def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
             try:
                 state, value = pipe.recv()
             except EOFError:
+                if rank in dying:
+                    results[rank] = None
+                    continue
                 raise RuntimeError(f"rank {rank} died without a word") from None
             if state == "error":
                 raise RuntimeError(value)
