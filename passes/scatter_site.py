@@ -21,7 +21,7 @@ from flux_inductor.passes.collectives import Collective
 from flux_inductor.passes.matmul import Matmul, as_matmul, is_matmul
 from flux_inductor.passes.reasons import Reason
 from flux_inductor.passes.rows import CONVERT, Move, follow
-from flux_inductor.passes.sizes import divides, dtype_text, equal, same, shape_text, tensor
+from flux_inductor.passes.sizes import divides, dtype_text, equal, is_tensor, same, shape_text, tensor
 
 aten = torch.ops.aten
 _SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
@@ -186,7 +186,7 @@ def _through_views(term: Term, world: int) -> Term:
     while True:
         node = term.node
         source = node.args[0] if node.args else None
-        if not isinstance(source, Node) or is_matmul(node):
+        if not is_tensor(source) or is_matmul(node):
             return term
         move = follow(source, node, world)
         if move is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import sympy
 import torch
@@ -62,7 +62,7 @@ def tensor(node: Node) -> torch.Tensor:
     return value
 
 
-def is_tensor(node: object) -> bool:
+def is_tensor(node: object) -> TypeGuard[Node]:
     """Whether this is a node that makes one tensor: graphs also hold sizes, meshes and tuples."""
     return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch._inductor import config
@@ -28,6 +29,7 @@ from flux_inductor.passes.fusion_pass import FusionPass
 from flux_inductor.passes.record import CollectiveRecord
 from flux_inductor.planning.topology import Topology
 from flux_inductor.runtime.torch_private import process_group
+from tests.passes.lockstep import assert_equivalent
 
 ALWAYS = Options(strategy="always")
 
@@ -56,33 +58,49 @@ class Traced:
 
     Args:
         call: runs it, graph by graph, node by node.
-        graphs: each graph after the passes, in a short form.
+        before, after: each graph as the fusion pass got it, and as it left it.
         records: of all collectives, in the order of the graphs.
     """
 
     call: Callable[..., Any]
-    graphs: list[str] = field(default_factory=list)
+    before: list[GraphModule] = field(default_factory=list)
+    after: list[GraphModule] = field(default_factory=list)
     records: list[CollectiveRecord] = field(default_factory=list)
 
     @property
-    def codes(self) -> list[str]:
+    def fates(self) -> str:
         """For each collective "fused", or why not."""
-        return [record.code or "fused" for record in self.records]
+        return " ".join(record.code or "fused" for record in self.records)
+
+    @property
+    def text(self) -> str:
+        """The rewritten graphs in a short form."""
+        return "\n--\n".join(short(module.graph) for module in self.after)
+
+    def keep(self, graphs: list[GraphModule], graph: Graph) -> None:
+        copy = Graph()
+        copy.output(copy.graph_copy(graph, {}))
+        assert graph.owning_module is not None
+        graphs.append(GraphModule(graph.owning_module, copy))
 
 
-def traced(fn: Callable[..., Any], options: Options = ALWAYS, chained: object = None) -> Traced:
+def prepared(fn: Callable[..., Any], options: Options = ALWAYS) -> Traced:
     """`fn`, to be compiled when it is called."""
     result = Traced(fn)
-    fusion = FusionPass(options, chained, result.records.extend, cpu_topology)
+    fusion = FusionPass(options, None, result.records.extend, cpu_topology)
+
+    def observed(graph: Graph) -> None:
+        result.keep(result.before, graph)
+        fusion(graph)
+        graph.lint()
+        result.keep(result.after, graph)
 
     def compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         fake_mode = detect_fake_mode(example_inputs)
-        with V.set_fake_mode(fake_mode), config.patch(post_grad_custom_post_pass=fusion):
+        with V.set_fake_mode(fake_mode), config.patch(post_grad_custom_post_pass=observed):
             view_to_reshape(gm)  # type: ignore[no-untyped-call, unused-ignore]
             post_grad_passes(gm, is_inference=False)
-        gm.graph.lint()
-        result.graphs.append(short(gm.graph))
-        return gm.forward
+        return make_boxed_func(gm.forward)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
 
     backend = aot_autograd(
         fw_compiler=compiler,
@@ -96,13 +114,19 @@ def traced(fn: Callable[..., Any], options: Options = ALWAYS, chained: object = 
 
 
 def trace(fn: Callable[..., Any], *args: Any, options: Options = ALWAYS) -> Traced:
-    """`fn` compiled for these arguments; its backward too, if a result needs gradients."""
-    result = traced(fn, options)
+    """`fn` compiled for these arguments, and its backward if a result needs gradients.
+
+    Every rewritten graph is checked to compute what it did before.
+    """
+    result = prepared(fn, options)
     outputs = result.call(*args)
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
     wanted = [output for output in outputs if output.requires_grad]
     if wanted:
         torch.autograd.backward(wanted, [torch.ones_like(output) for output in wanted])
+    for before, after in zip(result.before, result.after, strict=True):
+        if short(before.graph) != short(after.graph):
+            assert_equivalent(before, after, dist.get_world_size())
     return result
 
 
@@ -138,10 +162,15 @@ def _call(node: Node, names: dict[Node, str]) -> str:
         module = getattr(node.graph.owning_module, str(subgraph.target))
         inner = next(one for one in module.graph.nodes if one.op == "call_function")
         placeholders = module.graph.find_nodes(op="placeholder")
-        inside = {one: names[outer] for one, outer in zip(placeholders, node.args[2:], strict=True)}
+        arguments = [names[one] for one in node.args[2:] if isinstance(one, Node)]
+        inside = dict(zip(placeholders, arguments, strict=True))
         return f"after {_text(before, names)}: {_call(inner, inside)}"
     name = getattr(node.target, "_opname", None) or getattr(node.target, "__name__", str(node.target))
     parts = [_text(argument, names) for argument in node.args]
+    if isinstance(node.target, torch._ops.OpOverload):
+        hidden = {"group", "group_name", "plan"}  # not what these tests are about
+        schema = node.target._schema.arguments
+        parts = [part for part, one in zip(parts, schema, strict=False) if one.name not in hidden]
     parts += [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
     return f"{name}({', '.join(parts)})"
 

@@ -1,0 +1,331 @@
+"""Gathers that are fused: the graph afterwards. `trace` checks that it computes the same."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from expecttest import assert_expected_inline
+from torch import Tensor, randn
+
+from tests.passes.programs import gather, gather_list
+from tests.passes.tracing import trace
+
+Group = dist.ProcessGroup
+
+
+# ---------------------------------------------------------------- layouts
+
+
+def test_dim_0(group: Group) -> None:
+    traced = trace(lambda x, w: gather(x, 0, group) @ w, randn(4, 8), randn(8, 6))
+    assert_expected_inline(
+        traced.text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, False)
+v1 [8,6] = v0[0]
+return [v1]""",
+    )
+
+
+def test_inner_dim_is_one_op(group4: Group) -> None:
+    traced = trace(lambda x, w: gather(x, 1, group4) @ w, randn(3, 4, 8), randn(8, 6))
+    assert_expected_inline(
+        traced.text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 1, False)
+v1 [3,16,6] = v0[0]
+return [v1]""",
+    )
+
+
+def test_dim_1_of_four(group: Group) -> None:
+    traced = trace(lambda x, w: gather(x, 1, group) @ w, randn(3, 4, 5, 8), randn(8, 6))
+    assert_expected_inline(
+        traced.text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 1, False)
+v1 [3,8,5,6] = v0[0]
+return [v1]""",
+    )
+
+
+def test_batch_of_one_is_a_view(group: Group) -> None:
+    traced = trace(lambda x, w: gather(x, 1, group) @ w, randn(1, 4, 8), randn(8, 6))
+    assert_expected_inline(
+        traced.text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, False)
+v1 [2,4,6] = v0[0]
+v2 [1,8,6] = reshape(v1, [1, 8, 6])
+return [v2]""",
+    )
+
+
+def test_list_of_shards(group: Group) -> None:
+    traced = trace(lambda x, w: torch.cat(gather_list(x, group), 1) @ w, randn(3, 4, 8), randn(8, 6))
+    assert_expected_inline(
+        traced.text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 1, False)
+v1 [3,8,6] = v0[0]
+return [v1]""",
+    )
+
+
+def test_pieces_smaller_than_shards_in_order(group: Group) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return torch.cat(torch.split(gather(x, 0, group), 2), 0) @ w
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(8, 6)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, False)
+v1 [8,6] = v0[0]
+return [v1]""",
+    )
+
+
+def test_trailing_trim_moves_to_the_product(group: Group) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return gather(x, 1, group)[:, :7] @ w
+
+    assert_expected_inline(
+        trace(fn, randn(3, 4, 8), randn(8, 6)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 1, False)
+v1 [3,8,6] = v0[0]
+v2 [3,7,6] = slice(v1, 1, 0, 7)
+v3 [3,7,6] = clone(v2, memory_format=torch.contiguous_format)
+return [v3]""",
+    )
+
+
+def test_permuted_rows_are_permuted_in_the_product(group: Group) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return gather(x, 0, group).transpose(0, 1) @ w
+
+    assert_expected_inline(
+        trace(fn, randn(4, 3, 8), randn(8, 6)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, False)
+v1 [8,3,6] = v0[0]
+v2 [3,8,6] = permute(v1, [1, 0, 2])
+v3 [3,8,6] = clone(v2, memory_format=torch.contiguous_format)
+return [v3]""",
+    )
+
+
+def test_reassembly_by_views(group: Group) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return gather(x, 0, group).view(2, 3, 4, 8).transpose(0, 1).reshape(3, 8, 8) @ w
+
+    assert_expected_inline(
+        trace(fn, randn(3, 4, 8), randn(8, 6)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, False)
+v1 [6,4,6] = v0[0]
+v2 [2,3,4,6] = reshape(v1, [2, 3, 4, 6])
+v3 [3,2,4,6] = permute(v2, [1, 0, 2, 3])
+v4 [3,8,6] = reshape(v3, [3, 8, 6])
+return [v4]""",
+    )
+
+
+def test_symbolic_rows(group: Group) -> None:
+    x = randn(3, 4, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    traced = trace(lambda x, w: gather(x, 1, group) @ w, x, randn(8, 6))
+    assert_expected_inline(
+        traced.text,
+        """\
+v0 = all_gather_matmul(in1, [in2], [], 1, False)
+v1 [s77,8,6] = v0[0]
+return [v1]""",
+    )
+
+
+# ---------------------------------------------------------------- consumers
+
+
+def test_several_matmuls_share_the_gather(group: Group) -> None:
+    def fn(x: Tensor, q: Tensor, k: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        whole = gather(x, 0, group)
+        return whole @ q, F.linear(whole, k, b)
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(8, 6), randn(5, 8), randn(5)).text,
+        """\
+v0 [8,5] = permute(in2, [1, 0])
+v1 = all_gather_matmul(in0, [in1, v0], [None, in3], 0, False)
+v2 [8,6] = v1[0]
+v3 [8,5] = v1[1]
+return [v2, v3]""",
+    )
+
+
+def test_matrix_added_to_the_product(group: Group) -> None:
+    def fn(x: Tensor, w: Tensor, residual: Tensor) -> Tensor:
+        return gather(x, 0, group) @ w + residual
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(8, 6), randn(8, 6)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, False)
+v1 [8,6] = v0[0]
+v2 [8,6] = add(v1, in2)
+return [v2]""",
+    )
+
+
+def test_gathered_tensor_is_returned_too(group: Group) -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        whole = gather(x, 1, group)
+        return whole.sum(-1), whole @ w
+
+    assert_expected_inline(
+        trace(fn, randn(3, 4, 8), randn(8, 6)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 1, True)
+v1 [3,8,6] = v0[0]
+v2 [3,8,8] = v0[1]
+v3 [3,8] = sum(v2, [-1])
+return [v3, v1]""",
+    )
+
+
+def test_right_operand_elsewhere(group: Group) -> None:
+    """A weight gradient beside the product: the op gives both."""
+
+    def fn(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        whole = gather(x, 0, group)
+        return whole @ w, y.t() @ whole
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(8, 6), randn(8, 5)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, True)
+v1 [8,6] = v0[0]
+v2 [8,8] = v0[1]
+v3 [5,8] = permute(in2, [1, 0])
+v4 [5,8] = mm(v3, v2)
+return [v1, v4]""",
+    )
+
+
+def test_forward_and_backward(group: Group) -> None:
+    x, w, b = (
+        randn(3, 4, 8, requires_grad=True),
+        randn(6, 8, requires_grad=True),
+        randn(6, requires_grad=True),
+    )
+    traced = trace(lambda x, w, b: F.linear(gather(x, 1, group), w, b), x, w, b)
+    assert_expected_inline(
+        traced.text,
+        """\
+v0 [8,6] = permute(in1, [1, 0])
+v1 = all_gather_matmul(in0, [v0], [in2], 1, True)
+v2 [3,8,6] = v1[0]
+v3 [3,8,8] = v1[1]
+v4 [24,8] = reshape(v3, [24, 8])
+v5 [6,8] = permute(v0, [1, 0])
+return [v2, v4, v5]
+--
+v0 [24,6] = reshape(in2, [24, 6])
+v1 [6,24] = permute(v0, [1, 0])
+v2 [6,8] = mm(v1, in0)
+v3 [8,6] = permute(v2, [1, 0])
+v4 [1,6] = sum(v0, [0], True)
+v5 [6] = reshape(v4, [6])
+v6 [6,8] = permute(v3, [1, 0])
+v7 [3,4,8] = matmul_reduce_scatter(in2, in1, None, None, 1, "sum", 1.0)
+return [v7, v6, v5]""",
+    )
+
+
+def test_narrowing_cast_moves_before_the_gather(group: Group) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return gather(x, 1, group).bfloat16() @ w
+
+    assert_expected_inline(
+        trace(fn, randn(3, 4, 8), randn(8, 6).bfloat16()).text,
+        """\
+v0 [3,4,8] = convert_element_type(in0, torch.bfloat16)
+v1 = all_gather_matmul(v0, [in1], [], 1, False)
+v2 [3,8,6] = v1[0]
+return [v2]""",
+    )
+
+
+def test_narrowed_tensor_is_returned_too(group: Group) -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        narrow = gather(x, 0, group).view(8, 1, 8).bfloat16()
+        return narrow @ w, narrow
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(8, 6).bfloat16()).text,
+        """\
+v0 [4,8] = convert_element_type(in0, torch.bfloat16)
+v1 = all_gather_matmul(v0, [in1], [], 0, True)
+v2 [8,6] = v1[0]
+v3 [8,1,6] = reshape(v2, [8, 1, 6])
+v4 [8,8] = v1[1]
+v5 [8,1,8] = reshape(v4, [8, 1, 8])
+return [v3, v5]""",
+    )
+
+
+def test_weight_made_between_the_matmuls(group: Group) -> None:
+    """The second weight is made after the first product, from inputs alone: it moves before the op."""
+
+    def fn(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        whole = gather(x, 0, group)
+        return whole @ w, whole @ (a @ b)
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(8, 6), randn(8, 3), randn(3, 6)).text,
+        """\
+v0 [8,6] = mm(in2, in3)
+v1 = all_gather_matmul(in0, [in1, v0], [], 0, False)
+v2 [8,6] = v1[0]
+v3 [8,6] = v1[1]
+return [v2, v3]""",
+    )
+
+
+def test_weight_made_from_the_product_stays_out(group: Group) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        whole = gather(x, 0, group)
+        return whole @ (whole @ w)
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(8, 8)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, True)
+v1 [8,8] = v0[0]
+v2 [8,8] = v0[1]
+v3 [8,8] = mm(v2, v1)
+return [v3]""",
+    )
+
+
+def test_gathers_that_would_wait_for_each_other(group: Group) -> None:
+    """Each gather's second weight is the other's first product: either op would need the other."""
+
+    def fn(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = gather(x, 0, group), gather(y, 0, group)
+        first, second = a @ w, b @ w
+        return a @ second, b @ first
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(4, 8), randn(8, 8)).text,
+        """\
+v0 = all_gather_matmul(in0, [in2], [], 0, True)
+v1 [8,8] = v0[0]
+v2 [8,8] = v0[1]
+v3 = all_gather_matmul(in1, [in2, v1], [], 0, False)
+v4 [8,8] = v3[0]
+v5 [8,8] = v3[1]
+v6 [8,8] = mm(v2, v4)
+return [v6, v5]""",
+    )

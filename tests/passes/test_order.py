@@ -1,0 +1,120 @@
+"""Everything that communicates in a group keeps the graph's order in the generated code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from expecttest import assert_expected_inline
+from torch import Tensor, randn
+from torch._inductor.utils import fresh_cache, run_and_get_code
+
+from flux_inductor.passes import fuse
+from flux_inductor.passes.fusion_pass import FusionPass
+from tests.passes.programs import gather, scatter
+from tests.passes.tracing import ALWAYS, cpu_topology, fake_group, trace
+
+Group = dist.ProcessGroup
+
+# (m, K, N): shapes with which Inductor, to save memory, runs the third gather first.
+SHAPES = ((256, 16, 1024), (256, 1024, 128), (64, 16, 1024))
+
+
+def independent_gathers(group: Group) -> Callable[..., list[Tensor]]:
+    def fn(xs: list[Tensor], cs: list[Tensor], ws: list[Tensor]) -> list[Tensor]:
+        shards = [x @ c for x, c in zip(xs, cs, strict=True)]
+        return [gather(shard, 0, group) @ w for shard, w in zip(shards, ws, strict=True)]
+
+    return fn
+
+
+def inputs() -> list[list[Tensor]]:
+    return [
+        [randn(m, 16) for m, _, _ in SHAPES],
+        [randn(16, k) for _, k, _ in SHAPES],
+        [randn(k, n) for _, k, n in SHAPES],
+    ]
+
+
+@pytest.fixture
+def no_pinning() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fuse, "pin_order", lambda *_: None)
+        yield
+
+
+def calls(fn: Callable[..., Any], *args: Any) -> list[str]:
+    """In the order of the generated code, the weight of each fused gather and the name of each collective."""
+    torch._dynamo.reset()
+    hook = FusionPass(ALWAYS, None, lambda records: None, cpu_topology)
+    compiled = torch.compile(fn, options={"post_grad_custom_post_pass": hook}, fullgraph=True)
+    with torch.no_grad(), fresh_cache():
+        _, (code,) = run_and_get_code(compiled, *args)
+    found = re.findall(
+        r"(?:all_gather_matmul\.default\(\w+, \[(arg\d+_1)\]|_c10d_functional\.(all_\w+)\.default)", code
+    )
+    return [weight or name for weight, name in found]
+
+
+def test_independent_ops_keep_their_order(group: Group) -> None:
+    assert calls(independent_gathers(group), *inputs()) == ["arg6_1", "arg7_1", "arg8_1"]
+
+
+@pytest.mark.usefixtures("no_pinning")
+def test_inductor_would_change_it(group: Group) -> None:
+    """Or the test above could not fail."""
+    assert calls(independent_gathers(group), *inputs()) != ["arg6_1", "arg7_1", "arg8_1"]
+
+
+def between(group: Group) -> Callable[..., tuple[Tensor, ...]]:
+    """A plain all_reduce between two independent gathers, and a scatter that depends on the second."""
+
+    def fn(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        first = gather(x, 0, group) @ w
+        reduced = funcol.all_reduce(y, "sum", group)
+        second = gather(y, 0, group) @ w
+        return first, reduced, scatter(second @ w, 0, group)
+
+    return fn
+
+
+def test_plain_collectives_stand_in_the_chain(group: Group) -> None:
+    """What depends on its predecessor already gets no edge."""
+    traced = trace(between(group), randn(4, 8), randn(4, 8), randn(8, 8))
+    assert traced.fates == "fused other-collective fused fused"
+    assert_expected_inline(
+        traced.text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, False)
+v1 [8,8] = v0[0]
+v2 [4,8] = after [v1]: all_reduce(in2, "sum")
+v3 [4,8] = wait_tensor(v2)
+v4 = after [v2]: all_gather_matmul(in2, [in1], [], 0, False)
+v5 [8,8] = v4[0]
+v6 [4,8] = matmul_reduce_scatter(v5, in1, None, None, 0, "sum", 1.0)
+return [v1, v3, v6]""",
+    )
+
+
+def test_inductor_takes_such_a_chain(group: Group) -> None:
+    found = calls(between(group), randn(4, 8), randn(4, 8), randn(8, 8))
+    assert found == ["arg1_1", "all_reduce_", "arg1_1"]
+
+
+def test_other_groups_are_not_in_the_chain() -> None:
+    """A plain collective of another group, say of FSDP, stays free to move."""
+    with fake_group(4) as world:
+        pair = dist.new_group([0, 1])
+
+        def fn(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+            first = gather(x, 0, pair) @ w
+            return first, funcol.all_reduce(y, "sum", world), gather(y, 0, pair) @ w
+
+        lines = trace(fn, randn(4, 8), randn(4, 8), randn(8, 8)).text.splitlines()
+        (ordered,) = (line for line in lines if "after" in line)
+        assert "after [v1]: all_gather_matmul" in ordered
