@@ -13,11 +13,12 @@ import torch.distributed._functional_collectives as funcol
 from expecttest import assert_expected_inline
 from torch import Tensor, randn
 from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch.fx import Graph
 
 from flux_inductor.passes import fuse
 from flux_inductor.passes.fusion_pass import FusionPass
 from tests.passes.programs import gather, scatter
-from tests.passes.tracing import ALWAYS, cpu_topology, fake_group, trace
+from tests.passes.tracing import ALWAYS, cpu_topology, fake_group, short, trace
 
 Group = dist.ProcessGroup
 
@@ -48,53 +49,67 @@ def no_pinning() -> Iterator[None]:
         yield
 
 
-def calls(fn: Callable[..., Any], *args: Any) -> list[str]:
-    """In the order of the generated code, the weight of each fused gather and the name of each collective."""
+# A fused op, by the number of the input that is its weight, or a plain collective, by its name: in the short
+# form of the graph, and in the generated code.
+IN_GRAPH = re.compile(r"(?:_matmul|_scatter)\((?:in|v)\d+, \[?in(\d+)|(all_gather_into_tensor)\(")
+IN_CODE = re.compile(r"(?:_matmul|_scatter)\.default\(\w+, \[?arg(\d+)_1|(all_gather_into_tensor)\.default\(")
+
+
+def orders(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[str]]:
+    """What communicates, in the order of the rewritten graph and in that of the generated code."""
+    texts: list[str] = []
+    fusion = FusionPass(ALWAYS, None, lambda records: None, cpu_topology)
+
+    def hook(graph: Graph) -> None:
+        fusion(graph)
+        texts.append(short(graph))
+
     torch._dynamo.reset()
-    hook = FusionPass(ALWAYS, None, lambda records: None, cpu_topology)
     compiled = torch.compile(fn, options={"post_grad_custom_post_pass": hook}, fullgraph=True)
     with torch.no_grad(), fresh_cache():
         _, (code,) = run_and_get_code(compiled, *args)
-    found = re.findall(
-        r"(?:all_gather_matmul\.default\(\w+, \[(arg\d+_1)\]|_c10d_functional\.(all_\w+)\.default)", code
-    )
-    return [weight or name for weight, name in found]
+
+    def found(pattern: re.Pattern[str], text: str) -> list[str]:
+        return [number or name for number, name in pattern.findall(text)]
+
+    return found(IN_GRAPH, texts[0]), found(IN_CODE, code)
 
 
 def test_independent_ops_keep_their_order(group: Group) -> None:
-    assert calls(independent_gathers(group), *inputs()) == ["arg6_1", "arg7_1", "arg8_1"]
+    graph, code = orders(independent_gathers(group), *inputs())
+    assert graph == code == ["6", "7", "8"]
 
 
 @pytest.mark.usefixtures("no_pinning")
 def test_inductor_would_change_it(group: Group) -> None:
     """Or the test above could not fail."""
-    assert calls(independent_gathers(group), *inputs()) != ["arg6_1", "arg7_1", "arg8_1"]
+    graph, code = orders(independent_gathers(group), *inputs())
+    assert graph != code
 
 
 def between(group: Group) -> Callable[..., tuple[Tensor, ...]]:
-    """A plain all_reduce between two independent gathers, and a scatter that depends on the second."""
+    """A plain gather between two independent fused ones, and a scatter that depends on the second."""
 
-    def fn(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        first = gather(x, 0, group) @ w
-        reduced = funcol.all_reduce(y, "sum", group)
+    def fn(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        first, plain = gather(x, 0, group) @ w, gather(z, 0, group)
         second = gather(y, 0, group) @ w
-        return first, reduced, scatter(second @ w, 0, group)
+        return first, plain, scatter(second @ w, 0, group)
 
     return fn
 
 
-def test_plain_collectives_stand_in_the_chain(group: Group) -> None:
+def test_plain_collective_stands_in_the_chain(group: Group) -> None:
     """What depends on its predecessor already gets no edge."""
-    traced = trace(between(group), randn(4, 8), randn(4, 8), randn(8, 8))
-    assert traced.fates == "fused other-collective fused fused"
+    traced = trace(between(group), randn(4, 8), randn(4, 8), randn(4, 8), randn(8, 8))
+    assert traced.fates == "fused no-matmul fused fused"
     assert_expected_inline(
         traced.text,
         """\
 v0 = all_gather_matmul(in0, [in1], [], 0, False)
 v1 [8,8] = v0[0]
-v2 [4,8] = after [v1]: all_reduce(in2, "sum")
-v3 [4,8] = wait_tensor(v2)
-v4 = after [v2]: all_gather_matmul(in2, [in1], [], 0, False)
+v2 [8,8] = after [v1]: all_gather_into_tensor(in2, 2)
+v3 [8,8] = wait_tensor(v2)
+v4 = after [v2]: all_gather_matmul(in3, [in1], [], 0, False)
 v5 [8,8] = v4[0]
 v6 [4,8] = matmul_reduce_scatter(v5, in1, None, None, 0, "sum", 1.0)
 return [v1, v3, v6]""",
@@ -102,8 +117,9 @@ return [v1, v3, v6]""",
 
 
 def test_inductor_takes_such_a_chain(group: Group) -> None:
-    found = calls(between(group), randn(4, 8), randn(4, 8), randn(8, 8))
-    assert found == ["arg1_1", "all_reduce_", "arg1_1"]
+    graph, code = orders(between(group), randn(4, 8), randn(4, 8), randn(4, 8), randn(8, 8))
+    assert graph == code
+    assert sorted(code) == ["3", "3", "3", "all_gather_into_tensor"]
 
 
 def test_other_groups_are_not_in_the_chain() -> None:
