@@ -90,17 +90,21 @@ def test_inductor_would_change_it(group: Group) -> None:
 def between(group: Group) -> Callable[..., tuple[Tensor, ...]]:
     """A plain gather between two independent fused ones, and a scatter that depends on the second."""
 
-    def fn(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        first, plain = gather(x, 0, group) @ w, gather(z, 0, group)
-        second = gather(y, 0, group) @ w
+    def fn(x: Tensor, y: Tensor, z: Tensor, u: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        first, plain = gather(x, 0, group) @ u, gather(y, 0, group)
+        second = gather(z, 0, group) @ v
         return first, plain, scatter(second @ w, 0, group)
 
     return fn
 
 
+def shards_and_weights() -> list[Tensor]:
+    return [*(randn(4, 8) for _ in range(3)), *(randn(8, 8) for _ in range(3))]
+
+
 def test_plain_collective_stands_in_the_chain(group: Group) -> None:
     """What depends on its predecessor already gets no edge."""
-    traced = trace(between(group), randn(4, 8), randn(4, 8), randn(4, 8), randn(8, 8))
+    traced = trace(between(group), *shards_and_weights())
     assert traced.fates == "fused no-matmul fused fused"
     assert_expected_inline(
         traced.text,
@@ -109,17 +113,17 @@ v0 = all_gather_matmul(in0, [in1], [], 0, False)
 v1 [8,8] = v0[0]
 v2 [8,8] = after [v1]: all_gather_into_tensor(in2, 2)
 v3 [8,8] = wait_tensor(v2)
-v4 = after [v2]: all_gather_matmul(in3, [in1], [], 0, False)
+v4 = after [v2]: all_gather_matmul(in3, [in4], [], 0, False)
 v5 [8,8] = v4[0]
-v6 [4,8] = matmul_reduce_scatter(v5, in1, None, None, 0, "sum", 1.0)
+v6 [4,8] = matmul_reduce_scatter(v5, in5, None, None, 0, "sum", 1.0)
 return [v1, v3, v6]""",
     )
 
 
 def test_inductor_takes_such_a_chain(group: Group) -> None:
-    graph, code = orders(between(group), randn(4, 8), randn(4, 8), randn(4, 8), randn(8, 8))
+    graph, code = orders(between(group), *shards_and_weights())
     assert graph == code
-    assert sorted(code) == ["3", "3", "3", "all_gather_into_tensor"]
+    assert len(set(code)) == 4
 
 
 def test_other_groups_are_not_in_the_chain() -> None:
