@@ -72,7 +72,9 @@ def all_gather_matmul(
     dim = gather_dim + x.dim() if gather_dim < 0 else gather_dim
     ops.check_gather(x, weight_list, bias_list, dim)
     text = plan or plan_gather(x, weight_list, name, dim, return_gathered)
-    outputs = _AllGatherMatmul.apply(name, text, dim, return_gathered, x, *weight_list, *bias_list)
+    outputs: tuple[Tensor, ...] = _AllGatherMatmul.apply(  # type: ignore[no-untyped-call]
+        name, text, dim, return_gathered, x, *weight_list, *bias_list
+    )
     return outputs[0] if single and not return_gathered else outputs
 
 
@@ -114,7 +116,9 @@ def matmul_reduce_scatter(
     dim = scatter_dim + x.dim() if scatter_dim < 0 else scatter_dim
     ops.check_scatter(x, weight, bias, addend, name, dim, reduce_op)
     text = plan or plan_scatter(x, weight, name, dim, has_addend=addend is not None)
-    result: Tensor = _MatmulReduceScatter.apply(name, text, dim, reduce_op, scale, x, weight, bias, addend)
+    result: Tensor = _MatmulReduceScatter.apply(  # type: ignore[no-untyped-call]
+        name, text, dim, reduce_op, scale, x, weight, bias, addend
+    )
     return result
 
 

@@ -168,7 +168,7 @@ def _rows(x: Tensor) -> int:
     return math.prod(x.shape[:-1])
 
 
-@torch.library.register_fake("flux_inductor::all_gather_matmul", lib=_LIBRARY)
+@torch.library.register_fake("flux_inductor::all_gather_matmul", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _all_gather_matmul_fake(
     x: Tensor,
     weights: list[Tensor],
@@ -202,7 +202,7 @@ def _all_gather_matmul(
     return engine.all_gather_matmul(x, weights, biases, group, chosen, gather_dim, return_gathered)
 
 
-@torch.library.register_fake("flux_inductor::matmul_reduce_scatter", lib=_LIBRARY)
+@torch.library.register_fake("flux_inductor::matmul_reduce_scatter", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _matmul_reduce_scatter_fake(
     x: Tensor,
     weight: Tensor,

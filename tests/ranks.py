@@ -31,7 +31,7 @@ def _serve(
     try:
         dist.init_process_group(
             "gloo",
-            store=dist.FileStore(store, world),
+            store=dist.FileStore(store, world),  # type: ignore[attr-defined]
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=seconds),

@@ -22,16 +22,16 @@ def _opcheck(rank: int, world: int) -> None:
     for dim in (0, 1):
         for wanted in (False, True):
             for biases in ([], [torch.randn(5), None]):
-                args = (x, weights, biases, "0", PLAN, dim, wanted)
-                torch.library.opcheck(fused.all_gather_matmul.default, args, test_utils=tests)
+                gather = (x, weights, biases, "0", PLAN, dim, wanted)
+                torch.library.opcheck(fused.all_gather_matmul.default, gather, test_utils=tests)
     x = torch.randn(2, 4 * world, 6).transpose(0, 1)
     for dim in (0, 1, 2):
         weight = torch.randn(4 * world, 6).t()
         for addend in (None, torch.randn(4 * world, 2, 4 * world)):
             if dim == 1 and world > 2:
                 continue
-            args = (x, weight, torch.randn(4 * world), addend, "0", PLAN, dim, "avg", 0.5)
-            torch.library.opcheck(fused.matmul_reduce_scatter.default, args, test_utils=tests)
+            scatter = (x, weight, torch.randn(4 * world), addend, "0", PLAN, dim, "avg", 0.5)
+            torch.library.opcheck(fused.matmul_reduce_scatter.default, scatter, test_utils=tests)
 
 
 def test_fake_kernels_agree_with_real_ones() -> None:
@@ -53,7 +53,7 @@ def _bad_input(rank: int, world: int) -> None:
     with pytest.raises(ValueError, match=r"torch\.int64; fused ops take"):
         gather(x.long(), [w.long()], [], "0", PLAN, 0, False)
     with pytest.raises(ValueError, match=r"torch\.complex64; fused ops take"):
-        scatter(x.cfloat(), w.cfloat(), None, None, "0", PLAN, 0, "sum", 1.0)
+        scatter(x.to(torch.complex64), w.to(torch.complex64), None, None, "0", PLAN, 0, "sum", 1.0)
     with pytest.raises(ValueError, match=r"a weight is torch\.bfloat16 on cpu, x is torch\.float32"):
         gather(x, [w.bfloat16()], [], "0", PLAN, 0, False)
     with pytest.raises(ValueError, match=r"weight of shape \(5, 8\) does not multiply x .* must be \[6, N\]"):
