@@ -46,7 +46,9 @@ def key_of(gm: torch.fx.GraphModule, example_inputs: Sequence[object], *decisive
     """
     rank = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else ()
     inputs = [_describe(value) for value in example_inputs]
-    text = repr((str(gm.graph), inputs, torch.is_grad_enabled(), rank, decisive))
+    # Bodies of higher-order operators, such as activation checkpointing, are modules of their own.
+    graphs = [str(module.graph) for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    text = repr((graphs, inputs, torch.is_grad_enabled(), rank, decisive))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

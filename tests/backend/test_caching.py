@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
+from torch.utils.checkpoint import checkpoint
 
 import flux_inductor
 import flux_inductor.passes.cache_key as cache_key
 from flux_inductor.backend import flux_inductor as backend
+from flux_inductor.tools import kept
 from flux_inductor.tools.report import GraphReport
 from tests.backend.programs import fake_ranks, inputs, pair
 from tests.ranks import run_ranks
@@ -79,6 +82,20 @@ def test_records_that_cannot_be_kept_are_missed_in_the_report_alone(caplog: pyte
         (graph,) = _compile()
     assert graph.cached
     assert "no collective of it is on record" in str(graph)
+
+
+def test_graphs_that_differ_inside_a_checkpoint_have_different_keys() -> None:
+    keys = []
+
+    def note_key(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        keys.append(kept.key_of(gm, example_inputs))
+        return gm.forward
+
+    for body in (torch.sin, torch.cos, torch.sin):
+        torch._dynamo.reset()
+        x = torch.ones(4, requires_grad=True)
+        torch.compile(partial(checkpoint, body, use_reentrant=False), backend=note_key)(x)
+    assert keys[0] == keys[2] != keys[1]
 
 
 def _train(rank: int, world: int) -> tuple[Any, ...]:
