@@ -60,15 +60,26 @@ bool Peers::ended(int peer) const {
   return poll(&watched, 1, 0) == 1;
 }
 
+Outcome Peers::failure(Epoch epoch) const {
+  for (int peer = 0; peer < world(); ++peer) {
+    const Header& header = of(peer).header();
+    if (peer == rank_ || header.failed.load(std::memory_order_acquire) == 0) continue;
+    const Epoch finished = header.finished.load(std::memory_order_acquire);
+    if (!reached(finished, epoch)) {
+      return {Verdict::kFailed, peer, epoch, finished, header.failure.get()};
+    }
+  }
+  return {};
+}
+
 Outcome Peers::health(Epoch epoch) const {
+  Outcome outcome = failure(epoch);
+  if (!outcome.ok()) return outcome;
   for (int peer = 0; peer < world(); ++peer) {
     if (peer == rank_) continue;
     const Header& header = of(peer).header();
     const Epoch finished = header.finished.load(std::memory_order_acquire);
     if (reached(finished, epoch)) continue;
-    if (header.failed.load(std::memory_order_acquire) != 0) {
-      return {Verdict::kFailed, peer, epoch, finished, header.failure.get()};
-    }
     const bool left = header.gone.load(std::memory_order_acquire) != 0 || ended(peer);
     // It may have finished between the first look and its end.
     if (left && !reached(header.finished.load(std::memory_order_acquire), epoch)) {

@@ -53,6 +53,10 @@ class Peers {
   // finished the call may leave: what it had to give is there.
   Outcome health(Epoch epoch) const;
 
+  // Whether a peer reports that call `epoch` failed, even if all that this rank needs of it is
+  // here.
+  Outcome failure(Epoch epoch) const;
+
  private:
   bool ended(int peer) const;
 

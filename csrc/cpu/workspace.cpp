@@ -77,6 +77,7 @@ Outcome Workspace::wait_for(const Signal& signal, int peer) {
 Outcome Workspace::end() {
   Outcome outcome = thread_->join(on_idle_);
   if (outcome.ok()) outcome = confirm_all();
+  if (outcome.ok()) outcome = peers_->failure(epoch_);
   if (outcome.ok()) peers_->own().header().finished.store(epoch_, std::memory_order_release);
   return outcome;
 }

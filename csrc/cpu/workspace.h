@@ -58,7 +58,8 @@ class Workspace {
   // visible.
   Outcome wait(int signal, int peer);
 
-  // Waits for the own transfers, and until every peer has begun this call; then the call has ended.
+  // Waits for the own transfers, and until every peer has begun this call; then the call has ended,
+  // unless a peer reports that it failed there.
   Outcome end();
 
   // Gives the call up and tells the peers why. No transfer runs after it.
