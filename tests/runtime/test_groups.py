@@ -13,6 +13,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from flux_inductor import _core
 from flux_inductor.planning.plan import Plan
@@ -72,7 +73,7 @@ def remade_world(rank: int, world: int) -> None:
     for turn in range(3):
         dist.barrier()
         dist.destroy_process_group()
-        fresh = dist.PrefixStore(f"again {turn}", store)
+        fresh = PrefixStore(f"again {turn}", store)
         dist.init_process_group("gloo", store=fresh, rank=rank, world_size=world)
         exchange(rank, world, name_of(None), rows=3 + turn)
 
