@@ -124,7 +124,7 @@ def _cells(record: CollectiveRecord) -> tuple[str, ...]:
     return (
         record.graph,
         record.op,
-        f"{record.group} ({record.world})",
+        f"{record.group} ({record.world})" if record.world else record.group,
         record.shapes,
         "fused" if record.fused else f"left: {record.code}",
         record.plan,
