@@ -24,6 +24,8 @@ from flux_inductor.passes.rows import CONVERT, Move, follow
 from flux_inductor.passes.sizes import divides, dtype_text, equal, is_tensor, same, shape_text, tensor
 
 aten = torch.ops.aten
+# A matmul behind more sums than this is not looked for: in a residual stream the search would go on for ever.
+_MOST_SUMS = 8
 _SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 
@@ -106,14 +108,15 @@ def explore(collective: Collective) -> ScatterSite | Reason:
     product, dim, obstacle = cast(Node, collective.node.args[0]), 0, None
     whole = pieces.concatenation_of(product)
     if whole is not None and not whole.is_identity():
+        product = whole.source
         if whole.dim == 0 and whole.is_by_shards(world):
             dim = whole.cut
         else:
             obstacle = whole.complaint(world)
-    if whole is not None:
-        product = whole.source
-    if not (_has_one_user(product) if whole is None else _only_cut(whole)):
-        obstacle = obstacle or _used_elsewhere(product)
+        if not _only_cut(whole):
+            obstacle = obstacle or _used_elsewhere(product)
+    elif not _has_one_user(product):
+        obstacle = _used_elsewhere(product)
     found = _find_matmul(Term(product, obstacle=obstacle), world)
     if isinstance(found, Reason):
         return found
@@ -147,10 +150,10 @@ def _used_elsewhere(node: Node) -> Reason:
 
 
 def _find_matmul(product: Term, world: int) -> tuple[Matmul, Term] | Reason:
-    """The nearest matmul, in sums on the way; the largest, then the last, of several equally near ones."""
+    """The matmul behind the fewest sums; the largest of several."""
     missed: list[Reason] = []
     level = [product]
-    while level:
+    for _ in range(_MOST_SUMS):
         found: list[tuple[Matmul, Term]] = []
         following: list[Term] = []
         for start in level:
@@ -169,6 +172,7 @@ def _find_matmul(product: Term, world: int) -> tuple[Matmul, Term] | Reason:
         if found:
             return max(found, key=lambda pair: _cost(pair[0]))
         level = following
+    missed += [_no_matmul(term.node) for term in level]
     return next((reason for reason in missed if reason.code != "no-matmul"), missed[0])
 
 
@@ -185,6 +189,11 @@ def _through_views(term: Term, world: int) -> Term:
     """The term without its outermost views and factors."""
     while True:
         node = term.node
+        whole = pieces.concatenation_of(node)
+        if whole is not None and whole.is_identity():
+            used = None if _only_cut(whole) else _used_elsewhere(whole.source)
+            term = replace(term, node=whole.source, obstacle=term.obstacle or used)
+            continue
         source = node.args[0] if node.args else None
         if not is_tensor(source) or is_matmul(node):
             return term
