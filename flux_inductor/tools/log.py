@@ -1,15 +1,18 @@
 """What was compiled in this process, and its announcement as it happens.
 
 Every graph goes to the logger "flux_inductor" (TORCH_LOGS="+flux_inductor" shows it), to torch's structured
-trace (TORCH_TRACE), and with the option `report` also to stderr.
+trace (TORCH_TRACE), and with the option `report` also to stderr, followed at the process's end by how often
+each engine ran each fused op.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing.util
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch.distributed as dist
 from torch._logging._internal import trace_structured
@@ -84,6 +87,17 @@ def _show(graph: GraphReport, *, to_stderr: bool) -> None:
     )
     if to_stderr and _first_rank():
         print(f"flux_inductor: {graph.name}\n{text}", file=sys.stderr, flush=True)
+        _print_executions_at_exit()
+
+
+@cache
+def _print_executions_at_exit() -> None:
+    """Once a process. Unlike atexit's, these finalizers run in the children of multiprocessing too."""
+    multiprocessing.util.Finalize(None, _print_executions, exitpriority=0)
+
+
+def _print_executions() -> None:
+    print(f"flux_inductor: {report().executed}", file=sys.stderr, flush=True)
 
 
 def report() -> Report:

@@ -71,9 +71,14 @@ class Report:
     def __str__(self) -> str:
         lines = [*_table(self.graphs), *_notes(self.graphs), _totals(self.graphs)]
         if self.executions:
-            ran = ", ".join(f"{run.op} on {run.engine} {run.calls}x" for run in self.executions)
-            lines.append(f"executed: {ran}")
+            lines.append(self.executed)
         return "\n".join(lines)
+
+    @property
+    def executed(self) -> str:
+        """How often each engine ran each op, in one line."""
+        ran = ", ".join(f"{run.op} on {run.engine} {run.calls}x" for run in self.executions)
+        return f"executed: {ran or 'no fused op'}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)

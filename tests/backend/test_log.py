@@ -47,6 +47,11 @@ def test_the_option_prints_the_table_once(output: tuple[list[str], str]) -> None
     assert sum(line.startswith(ROW) for line in lines) == 1
 
 
+def test_the_option_prints_executions_at_the_end(output: tuple[list[str], str]) -> None:
+    lines, _ = output
+    assert [line for line in lines if line.startswith("flux_inductor: executed:")] == lines[-1:]
+
+
 def test_torch_logs_shows_the_same_table(output: tuple[list[str], str]) -> None:
     lines, _ = output
     printed = [line for line in lines if line.startswith(ROW)]
