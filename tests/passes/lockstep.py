@@ -151,18 +151,18 @@ def _kinds(module: GraphModule) -> list[object]:
     """Shape and dtype of all outputs."""
     values = [node.meta.get("val") for node in module.graph.output_node().all_input_nodes]
     return [
-        (list(map(_hint, one.shape)), one.dtype) if isinstance(one, Tensor) else type(one) for one in values
+        (list(map(hint, one.shape)), one.dtype) if isinstance(one, Tensor) else type(one) for one in values
     ]
 
 
-def _hint(size: int | torch.SymInt) -> int:
+def hint(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
 def _random(value: Any, rng: torch.Generator) -> Any:
     if isinstance(value, Tensor):
-        shape = [_hint(size) for size in value.shape]
+        shape = [hint(size) for size in value.shape]
         if value.is_floating_point():
             return torch.randn(shape, generator=rng, dtype=torch.float64)
         return torch.randint(0, 2, shape, generator=rng).to(value.dtype)
-    return _hint(value) if isinstance(value, torch.SymInt) else value
+    return hint(value) if isinstance(value, torch.SymInt) else value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
@@ -9,7 +11,13 @@ from torch import Tensor
 
 
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    return funcol.all_gather_tensor(x, dim, group)  # type: ignore[no-any-return, unused-ignore]
+    """As funcol.all_gather_tensor does it, whose reassembly Dynamo of torch 2.11 does not trace."""
+    whole: Tensor = funcol.all_gather_tensor(x, 0, group)
+    if dim == 0:
+        return whole
+    if math.prod(x.shape[:dim]) == 1:
+        return whole.view([*x.shape[:dim], -1, *x.shape[dim + 1 :]])
+    return torch.cat(torch.chunk(whole, group.size()), dim)
 
 
 def gather_list(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:

@@ -57,7 +57,7 @@ def test_batch_of_one_is_a_view(group: Group) -> None:
         """\
 v0 = all_gather_matmul(in0, [in1], [], 0, False)
 v1 [2,4,6] = v0[0]
-v2 [1,8,6] = reshape(v1, [1, 8, 6])
+v2 [1,8,6] = reshape(v1, [1, -1, 6])
 return [v2]""",
     )
 
