@@ -1,0 +1,1 @@
+"""Measurements; each file says what it compares, and runs as a module."""
