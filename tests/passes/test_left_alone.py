@@ -14,6 +14,7 @@ from torch import Tensor, randn
 from torch.distributed import config as dist_config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.torch_version import TorchVersion
 
 from flux_inductor.options import Options
 from flux_inductor.planning.topology import Topology
@@ -290,6 +291,7 @@ def test_every_collective_has_one_record(group: Group) -> None:
     )
 
 
+@pytest.mark.skipif(TorchVersion(torch.__version__) < "2.13", reason="the graph still holds group names")
 def test_group_of_a_program_for_any_rank() -> None:
     """Under compile_on_one_rank the graph holds meshes. A sub-group's name differs between ranks."""
     with fake_group(4), dist_config.patch(compile_on_one_rank=True):
