@@ -84,8 +84,8 @@ class Traced:
         graphs.append(GraphModule(graph.owning_module, copy))
 
 
-def prepared(fn: Callable[..., Any], options: Options = ALWAYS) -> Traced:
-    """`fn`, to be compiled when it is called."""
+def prepared(fn: Callable[..., Any], options: Options = ALWAYS, *, pretend: bool = True) -> Traced:
+    """`fn`, to be compiled when it is called. It pretends to run, or runs its graphs node by node."""
     result = Traced(fn)
     fusion = FusionPass(options, None, result.records.extend, cpu_topology)
 
@@ -100,7 +100,8 @@ def prepared(fn: Callable[..., Any], options: Options = ALWAYS) -> Traced:
         with V.set_fake_mode(fake_mode), config.patch(post_grad_custom_post_pass=observed):
             view_to_reshape(gm)  # type: ignore[no-untyped-call, unused-ignore]
             post_grad_passes(gm, is_inference=False)
-        return make_boxed_func(_pretended(result.after[-1].graph))  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+        runnable = _pretended(result.after[-1].graph) if pretend else gm.forward
+        return make_boxed_func(runnable)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
 
     backend = aot_autograd(
         fw_compiler=compiler,
