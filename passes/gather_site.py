@@ -86,10 +86,15 @@ def explore(collective: Collective) -> GatherSite | Reason:
     """Where the gathered tensor goes."""
     x, waits = collective.node.args[0], collective.waits
     assert isinstance(x, Node)
-    if len(waits) != 1 or len(collective.node.users) != 1:
+    if len(waits) != 1:
         return Reason("no-matmul", "this graph does not wait for the gathered tensor")
+    if tensor(x).dim() < 2:
+        return Reason("no-matmul", f"the shard {shape_text(tensor(x).shape)} has no rows to multiply")
     site = GatherSite(collective, waits[0], x)
     _Explorer(site).run()
+    if len(collective.node.users) > 1:
+        # Kept for a backward that will wait for it: the op's result serves as well.
+        site.used[site.wait] = Whole(site.wait, 0)
     return site
 
 

@@ -90,6 +90,9 @@ def _replace_gathered(pair: GatherPair, gathered: Node) -> list[Node]:
     """Gives the gathered tensor to all that need it. Returns nodes that may be left without users."""
     if pair.cast is None:
         pair.root.replace_all_uses_with(gathered)
+        if pair.root is pair.site.wait:
+            unwaited = pair.site.collective.node
+            unwaited.replace_all_uses_with(gathered, delete_user_cb=lambda user: user is not pair.root)
         return []
     # The op gathers what is cast already, so every cast on the way goes, with what came before it.
     last = size_argument(gathered, pair.site.x, -1)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, randn
 
-from tests.passes.programs import gather, gather_list
+from tests.passes.programs import gather, gather_list, wait
 from tests.passes.tracing import trace
 
 Group = dist.ProcessGroup
@@ -191,6 +191,23 @@ v1 [3,8,6] = v0[0]
 v2 [3,8,8] = v0[1]
 v3 [3,8] = sum(v2, [-1])
 return [v3, v1]""",
+    )
+
+
+def test_gather_is_also_kept_before_its_wait(group: Group) -> None:
+    """As selective checkpointing keeps it for the backward, which waits for it once more."""
+
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        started = torch.ops._c10d_functional.all_gather_into_tensor(x, 2, group.group_name)
+        return wait(started) @ w, started
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(8, 6)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, True)
+v1 [8,6] = v0[0]
+v2 [8,8] = v0[1]
+return [v1, v2]""",
     )
 
 

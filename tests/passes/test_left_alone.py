@@ -158,6 +158,15 @@ def test_two_arrangements(group: Group) -> None:
     left(fn, "layouts", "needed along dim 0", randn(3, 4, 8), randn(8, 6))
 
 
+def test_shard_of_one_dim(group: Group) -> None:
+    """Sharded parameters are gathered flat."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return gather(x, 0, group).view(8, 4) @ w
+
+    left(fn, "no-matmul", "[16] has no rows", randn(16), randn(4, 6))
+
+
 def test_one_weight_for_each_batch_entry(group: Group) -> None:
     left(lambda x, w: gather(x, 0, group) @ w, "batched-weight", "6 batch", randn(3, 4, 8), randn(6, 8, 5))
     left(lambda x, w: scatter(x @ w, 1, group), "batched-weight", "3 batch", randn(3, 4, 8), randn(3, 8, 5))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, randn
 
-from tests.passes.programs import gather, scatter
+from tests.passes.programs import gather, scatter, wait
 from tests.passes.tracing import trace
 
 Group = dist.ProcessGroup
@@ -256,6 +256,22 @@ def test_one_weight_for_the_batch(group: Group) -> None:
         """\
 v0 [3,4,6] = matmul_reduce_scatter(in1, in0, None, None, 1, "sum", 1.0)
 return [v0]""",
+    )
+
+
+def test_scatter_is_kept_before_its_wait(group: Group) -> None:
+    """As selective checkpointing keeps it for the backward, which waits for it once more."""
+
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        started = torch.ops._c10d_functional.reduce_scatter_tensor(x @ w, "sum", 2, group.group_name)
+        return wait(started).relu(), started
+
+    assert_expected_inline(
+        trace(fn, randn(8, 5), randn(5, 6)).text,
+        """\
+v0 [4,6] = matmul_reduce_scatter(in0, in1, None, None, 0, "sum", 1.0)
+v1 [4,6] = relu(v0)
+return [v1, v0]""",
     )
 
 
