@@ -63,6 +63,7 @@ class Workspace:
         thread: TransferThread,
         limit_s: float,
         epoch: int,
+        inline_bytes: int,
     ) -> None: ...
     @property
     def epoch(self) -> int: ...

@@ -73,11 +73,13 @@ std::shared_ptr<Transfers> make_transfers(bool push,
                                           const std::vector<std::vector<std::int64_t>>& rows) {
   auto transfers = std::make_shared<Transfers>();
   transfers->push = push;
+  transfers->bytes = 0;
   for (const auto& row : rows) {
     if (row.size() != 11) throw std::invalid_argument("a transfer has 11 fields");
     transfers->items.push_back({static_cast<int>(row[0]), static_cast<int>(row[1]),
                                 static_cast<int>(row[2]), row[3], row[4], row[5], row[6], row[7],
                                 row[8], static_cast<int>(row[9]), static_cast<int>(row[10])});
+    transfers->bytes += row[3] * row[4];
   }
   return transfers;
 }
@@ -85,12 +87,12 @@ std::shared_ptr<Transfers> make_transfers(bool push,
 std::unique_ptr<Workspace> make_workspace(int rank, std::vector<std::shared_ptr<Segment>> segments,
                                           const std::vector<int>& pids,
                                           std::shared_ptr<TransferThread> thread, double limit_s,
-                                          Epoch epoch) {
+                                          Epoch epoch, std::int64_t inline_bytes) {
   const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::chrono::duration<double>(std::min(limit_s, 1e9)));
   auto peers = std::make_shared<Peers>(rank, std::move(segments), pids);
   return std::make_unique<Workspace>(std::move(peers), std::move(thread), limit, epoch,
-                                     ctrl_c_pressed);
+                                     inline_bytes, ctrl_c_pressed);
 }
 
 }  // namespace
@@ -152,7 +154,7 @@ void bind_cpu(py::module_& module) {
 
   py::class_<Workspace>(module, "Workspace")
       .def(py::init(&make_workspace), py::arg("rank"), py::arg("segments"), py::arg("pids"),
-           py::arg("thread"), py::arg("limit_s"), py::arg("epoch"))
+           py::arg("thread"), py::arg("limit_s"), py::arg("epoch"), py::arg("inline_bytes"))
       .def_property_readonly("epoch", &Workspace::epoch)
       .def("begin", &Workspace::begin, py::arg("descriptor"))
       .def(
@@ -164,7 +166,7 @@ void bind_cpu(py::module_& module) {
             self.start(std::move(transfers), reinterpret_cast<std::uint8_t*>(local), record);
           },
           py::arg("transfers"), py::arg("local"), py::arg("record"), ReleaseGil())
-      .def("raise_signal", &Workspace::raise, py::arg("signal"))
+      .def("raise_signal", &Workspace::raise, py::arg("signal"), ReleaseGil())
       .def(
           "wait",
           [](Workspace& self, int signal, int peer) { return trouble(self.wait(signal, peer)); },

@@ -4,25 +4,16 @@
 #include <sys/types.h>
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
 
-#include "cpu/transfers.h"
+#include "cpu/transfer_run.h"
 #include "cpu/wait.h"
 
 namespace flux_inductor::cpu {
-
-// When one transfer was made, in nanoseconds of CLOCK_MONOTONIC.
-struct Moved {
-  int owner;
-  int chunk;
-  std::int64_t start_ns;
-  std::int64_t stop_ns;
-};
 
 class TransferThread {
  public:
@@ -31,34 +22,22 @@ class TransferThread {
   TransferThread(const TransferThread&) = delete;
   TransferThread& operator=(const TransferThread&) = delete;
 
-  struct Job {
-    std::shared_ptr<const Peers> peers;
-    std::shared_ptr<const Transfers> transfers;
-    std::uint8_t* local = nullptr;
-    Epoch epoch = 0;
-    std::chrono::nanoseconds limit{};
-    bool record = false;
-  };
+  // Begins a run. The one before must have been joined.
+  void start(std::shared_ptr<TransferRun> run);
 
-  // Begins a job. The one before must have been joined.
-  void start(Job job);
-
-  // Waits until the job has ended, and tells how; at once if none was started. `on_idle` is called
-  // every 50 ms meanwhile; when it returns true, the job is cancelled.
+  // Waits until the run has ended, and tells how; at once if none was started. `on_idle` is called
+  // every 50 ms meanwhile; when it returns true, the run is cancelled.
   Outcome join(const std::function<bool()>& on_idle);
 
-  // Ends the job's waits. join() is still needed.
+  // Ends the run's waits. join() is still needed.
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
 
-  // Set when the job has ended badly, so that its rank does not wait for what will not come.
+  // Set when the run has ended badly, so that its rank does not wait for what will not come.
   const std::atomic<bool>& troubled() const { return troubled_; }
 
-  // The transfers of the last job, if it was to record them.
-  const std::vector<Moved>& moved() const { return moved_; }
-
  private:
-  void run();
-  Outcome carry_out(const Job& job);
+  void serve();
+  Outcome carry_out(TransferRun& run) const;
 
   // On the heap, since a fork's child must leave it alone: the thread that waits on it is not in
   // the child, and destroying a condition variable waits for its waiters.
@@ -69,13 +48,11 @@ class TransferThread {
 
   const pid_t process_;
   std::unique_ptr<Gate> gate_;
-  Job job_;
   Outcome outcome_;
-  bool pending_ = false;  // a job is waiting or being carried out
+  std::shared_ptr<TransferRun> run_;  // until it has ended
   bool stopping_ = false;
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> troubled_{false};
-  std::vector<Moved> moved_;
   std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// The transfers of one rank in one call: what the transfer thread moves, in the schedule's order.
+// The transfers of one rank in one call, in the schedule's order.
 #pragma once
 
 #include <cstddef>
@@ -30,11 +30,8 @@ struct Transfer {
 // ones.
 struct Transfers {
   bool push;
+  std::int64_t bytes;  // of all items
   std::vector<Transfer> items;
 };
-
-// Copies `count` runs of `width` bytes.
-void copy(std::uint8_t* target, std::int64_t target_pitch, const std::uint8_t* source,
-          std::int64_t source_pitch, std::int64_t count, std::int64_t width);
 
 }  // namespace flux_inductor::cpu

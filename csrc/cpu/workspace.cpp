@@ -5,11 +5,13 @@
 namespace flux_inductor::cpu {
 
 Workspace::Workspace(std::shared_ptr<Peers> peers, std::shared_ptr<TransferThread> thread,
-                     std::chrono::nanoseconds limit, Epoch epoch, std::function<bool()> on_idle)
+                     std::chrono::nanoseconds limit, Epoch epoch, std::int64_t inline_bytes,
+                     std::function<bool()> on_idle)
     : peers_(std::move(peers)),
       thread_(std::move(thread)),
       limit_(limit),
       epoch_(epoch),
+      inline_bytes_(inline_bytes),
       on_idle_(std::move(on_idle)),
       confirmed_(peers_->world()) {}
 
@@ -47,35 +49,65 @@ Outcome Workspace::compare(int peer) const {
 
 void Workspace::start(std::shared_ptr<const Transfers> transfers, std::uint8_t* local,
                       bool record) {
-  thread_->start({peers_, std::move(transfers), local, epoch_, limit_, record});
+  inline_ = transfers->bytes <= inline_bytes_;
+  run_ = std::make_shared<TransferRun>(peers_, std::move(transfers), local, epoch_, limit_, record);
+  if (inline_) {
+    move_what_is_ready();
+  } else {
+    thread_->start(run_);
+  }
 }
 
 void Workspace::raise(int signal) {
   peers_->own().signal(parity(), signal).store(epoch_, std::memory_order_release);
+  if (inline_) move_what_is_ready();
 }
 
 Outcome Workspace::wait(int signal, int peer) {
+  const Signal& arrived = peers_->own().signal(parity(), signal);
   Outcome outcome = confirm(peer);
-  return outcome.ok() ? wait_for(peers_->own().signal(parity(), signal), peer) : outcome;
+  if (outcome.ok() && inline_) outcome = move_until(&arrived);
+  return outcome.ok() ? wait_for(arrived, peer) : outcome;
+}
+
+void Workspace::move_what_is_ready() {
+  while (!run_->done() && run_->ready()) run_->move();
+}
+
+// Makes transfers in their order, waiting for each, until one has raised `arrived`, or all are
+// made. A push waits for own signals only, which this thread raises before: all of its are made by
+// then.
+Outcome Workspace::move_until(const Signal* arrived) {
+  while (!run_->done() &&
+         (arrived == nullptr || !reached(arrived->load(std::memory_order_acquire), epoch_))) {
+    Outcome outcome = run_->await(Interruption{nullptr, on_idle_});
+    if (!outcome.ok()) return explain(std::move(outcome));
+    run_->move();
+  }
+  return {};
 }
 
 Outcome Workspace::wait_for(const Signal& signal, int peer) {
   const Interruption interruption{&thread_->troubled(), on_idle_};
   Outcome outcome = cpu::wait(signal, epoch_, peer, *peers_, limit_, interruption);
   if (outcome.verdict == Verdict::kCancelled) outcome = thread_->join(on_idle_);
+  return explain(std::move(outcome));
+}
+
+// When a peer has given up, most likely since ranks differ, says so first hand if it can be seen.
+Outcome Workspace::explain(Outcome outcome) const {
   if (outcome.verdict != Verdict::kFailed) return outcome;
-  // A peer has given up, most likely since ranks differ: say so first hand if it can be seen.
-  for (int other = 0; other < peers_->world(); ++other) {
-    if (!reached(peers_->of(other).header().began.load(std::memory_order_acquire), epoch_))
-      continue;
-    Outcome mismatch = compare(other);
+  for (int peer = 0; peer < peers_->world(); ++peer) {
+    const Header& header = peers_->of(peer).header();
+    if (!reached(header.began.load(std::memory_order_acquire), epoch_)) continue;
+    Outcome mismatch = compare(peer);
     if (!mismatch.ok()) return mismatch;
   }
   return outcome;
 }
 
 Outcome Workspace::end() {
-  Outcome outcome = thread_->join(on_idle_);
+  Outcome outcome = inline_ ? move_until(nullptr) : thread_->join(on_idle_);
   if (outcome.ok()) outcome = confirm_all();
   if (outcome.ok()) outcome = peers_->failure(epoch_);
   if (outcome.ok()) peers_->own().header().finished.store(epoch_, std::memory_order_release);

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/transfer_run.h"
 #include "cpu/transfer_thread.h"
 #include "cpu/transfers.h"
 #include "cpu/wait.h"
@@ -33,12 +34,13 @@ class Workspace {
   // `epoch` is the last call that ended in the workspace before this one. `on_idle` is called every
   // 50 ms while the caller waits; it returns true to give up.
   Workspace(std::shared_ptr<Peers> peers, std::shared_ptr<TransferThread> thread,
-            std::chrono::nanoseconds limit, Epoch epoch, std::function<bool()> on_idle);
+            std::chrono::nanoseconds limit, Epoch epoch, std::int64_t inline_bytes,
+            std::function<bool()> on_idle);
 
   Epoch epoch() const { return epoch_; }
   int parity() const { return static_cast<int>(epoch_ & 1); }
   const Peers& peers() const { return *peers_; }
-  const std::vector<Moved>& moved() const { return thread_->moved(); }
+  const std::vector<Moved>& moved() const { return run_->moved(); }
 
   // Begins the next call and tells the peers what it is.
   void begin(const std::string& descriptor);
@@ -47,8 +49,10 @@ class Workspace {
   Outcome confirm(int peer);
   Outcome confirm_all();
 
-  // Hands transfers to the transfer thread. `local` is the address that their local offsets count
-  // from; it must stay valid until join().
+  // Begins the transfers. The transfer thread makes them, unless they are of `inline_bytes` at
+  // most: then waking it would take longer than copying, and the caller makes each as soon as it
+  // can in raise(), wait() and end(). `local` is the address that their local offsets count from;
+  // it stays valid until the call has ended.
   void start(std::shared_ptr<const Transfers> transfers, std::uint8_t* local, bool record);
 
   // Raises an own signal: bytes are ready for the transfer that waits for it.
@@ -70,15 +74,21 @@ class Workspace {
 
  private:
   Outcome wait_for(const Signal& signal, int peer);
+  Outcome explain(Outcome outcome) const;
+  void move_what_is_ready();
+  Outcome move_until(const Signal* arrived);
   Outcome compare(int peer) const;
 
   std::shared_ptr<Peers> peers_;
   std::shared_ptr<TransferThread> thread_;
   std::chrono::nanoseconds limit_;
   Epoch epoch_;
+  std::int64_t inline_bytes_;
   std::function<bool()> on_idle_;
   std::string descriptor_;
   std::vector<bool> confirmed_;
+  std::shared_ptr<TransferRun> run_;
+  bool inline_ = false;  // the caller makes the transfers of this call
 };
 
 }  // namespace flux_inductor::cpu

@@ -20,6 +20,7 @@ from flux_inductor.runtime.errors import DeadGroupError, FusedOpError, Workspace
 from flux_inductor.runtime.rendezvous import Handle
 
 FIRST_EPOCH = 0  # the epoch before the first call
+INLINE_BYTES = 128 << 10  # a call that moves less does so itself: a thread takes longer to wake
 REMEDY = "The group is dead for fused ops now; destroy it and make it anew."
 
 
@@ -146,7 +147,9 @@ class CpuGroup:
                 for peer, theirs in enumerate(handles)
             ]
             pids = [theirs.pid for theirs in handles]
-            workspace = _core.Workspace(self.rank, segments, pids, self._thread, self.limit_s, self._epoch)
+            workspace = _core.Workspace(
+                self.rank, segments, pids, self._thread, self.limit_s, self._epoch, INLINE_BYTES
+            )
         except BaseException as error:
             if own is not None:
                 self._own = own  # late peers find the failure in it

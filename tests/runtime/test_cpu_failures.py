@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from flux_inductor.planning.plan import Plan
-from flux_inductor.runtime import errors
+from flux_inductor.runtime import cpu_group, errors
 from flux_inductor.runtime.cpu import CpuEngine
 from flux_inductor.runtime.groups import name_of
 from tests.ranks import run_ranks
@@ -63,6 +63,8 @@ def shared_files() -> set[str]:
 
 def differing(rank: int, world: int) -> None:
     last = world - 1
+    if world == 4:
+        cpu_group.INLINE_BYTES = 0  # the transfer thread waits, too
 
     def expect(words: list[str], op: Callable[..., None], plan: Plan, group: str, rows: int = 8) -> None:
         kind, message, seconds = failure(op, rows, plan, group)
@@ -109,7 +111,8 @@ def test_another_op_shape_or_plan_on_one_rank_is_an_error_on_all(world: int) -> 
 
 
 def late(rank: int, world: int) -> None:
-    for warm in (False, True):
+    for warm, inline_bytes in ((False, 0), (True, 0), (True, 1 << 16)):
+        cpu_group.INLINE_BYTES = inline_bytes
         group = fresh_group(limit_s=1)
         if warm:
             scatter(plan=PULL, group=group)
@@ -147,6 +150,7 @@ def killed_at_rest(rank: int, world: int) -> tuple[str, str, float]:
 
 
 def killed_at_work(rank: int, world: int) -> tuple[str, str, float]:
+    cpu_group.INLINE_BYTES = 0
     scatter(plan=PULL)
     if rank == 1:
         torch.mm = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]

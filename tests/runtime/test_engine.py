@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import stress
 from flux_inductor.planning.plan import UNFUSED, Plan
-from flux_inductor.runtime import trace
+from flux_inductor.runtime import cpu_group, trace
 from flux_inductor.runtime.detect import publish_host, topology_of
 from flux_inductor.runtime.engine import engine_for, executions, reset_executions
 from flux_inductor.runtime.groups import name_of
@@ -44,6 +44,7 @@ def choices(rank: int, world: int) -> None:
 
 def traces(rank: int, world: int) -> None:
     x, weight = torch.randn(5, 8), torch.randn(8, 4)
+    cpu_group.INLINE_BYTES = 0  # the transfer thread's events are seen from the caller's side
     for direction in ("push", "pull"):
         plan = Plan("mesh", direction, 2)  # type: ignore[arg-type]
         engine = engine_for("all_gather_matmul", "cpu", "0", plan)
