@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import flux_inductor
 from flux_inductor.options import Options
+from flux_inductor.planning.strategy import engines
 
 _PACKAGE = Path(flux_inductor.__file__).parent
 # Variables by which launchers tell how the ranks are laid out over hosts: the topology follows from it.
@@ -20,7 +21,7 @@ _LAYOUT = ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
 
 def cache_key(options: Options) -> str:
     """Equal exactly where the same graph is rewritten in the same way. Waits for nobody."""
-    parts = (_sources(), repr(options), torch.__version__, _machine())
+    parts = (_sources(), repr(options), torch.__version__, _machine(), " ".join(engines()))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

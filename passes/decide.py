@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import sympy
@@ -17,7 +17,7 @@ from flux_inductor.passes.scatter_site import ScatterSite
 from flux_inductor.passes.sizes import DTYPE_NAMES, as_expression, dtype_text, equal, product, tensor
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import Decision, choose
-from flux_inductor.planning.topology import Device, Topology
+from flux_inductor.planning.topology import Topology
 
 TopologyOf = Callable[[str, str], Topology]
 
@@ -28,12 +28,10 @@ class Setting:
 
     Args:
         topology_of: the topology of a group, by its name and the type of device ("cpu", "cuda").
-        engines: devices on which an engine executes fused plans.
     """
 
     options: Options
     topology_of: TopologyOf
-    engines: Collection[Device]
 
 
 def gather_problem(pair: GatherPair) -> Problem:
@@ -98,8 +96,7 @@ def decide(problem: Problem, collective: Collective, device: str, setting: Setti
         topology = _topology(collective.group, problem.world, device, setting)
     except ValueError as error:
         return Reason("topology", str(error))
-    # No hints of symbolic sizes: ranks may have met different ones, and the plan must be the same on all.
-    return choose(problem, topology, setting.options.strategy, engines=setting.engines)
+    return choose(problem, topology, setting.options.strategy)
 
 
 def _topology(group: str, world: int, device: str, setting: Setting) -> Topology:

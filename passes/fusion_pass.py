@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch._functorch._aot_autograd.logging_utils import get_aot_compilation_context
@@ -18,15 +18,11 @@ from flux_inductor.passes.decide import Setting, TopologyOf
 from flux_inductor.passes.fuse import fuse
 from flux_inductor.passes.reasons import CODES
 from flux_inductor.passes.record import CollectiveRecord
-from flux_inductor.planning.topology import Device
 
 logger = logging.getLogger("flux_inductor.passes")
 
 # Exists from torch 2.12 on. A pass of this kind is told whether the graph is for inference.
 _InferenceAware: type[Any] = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", CustomGraphPass)
-
-
-_ENGINES: tuple[Device, ...] = ("cpu",)
 
 
 class FusionPass(_InferenceAware):  # type: ignore[misc, valid-type, unused-ignore]
@@ -38,7 +34,6 @@ class FusionPass(_InferenceAware):  # type: ignore[misc, valid-type, unused-igno
         on_records: gets one record for each collective of every graph that is compiled. A graph that comes
             from Inductor's cache does not run the pass.
         topology_of: the topology of a group, by its name and the type of device.
-        engines: devices on which an engine executes fused plans.
     """
 
     def __init__(
@@ -47,12 +42,11 @@ class FusionPass(_InferenceAware):  # type: ignore[misc, valid-type, unused-igno
         chained: object,
         on_records: Callable[[list[CollectiveRecord]], None],
         topology_of: TopologyOf,
-        engines: Collection[Device] = _ENGINES,
     ) -> None:
         self._options = options
         self._chained = _as_sequence(chained)
         self._on_records = on_records
-        self._setting = Setting(options, topology_of, frozenset(engines))
+        self._setting = Setting(options, topology_of)
         self.seconds = 0.0
         """Time that fusing has taken so far, without the user's pass."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from flux_inductor.options import Options
 from flux_inductor.passes import cache_key
 from flux_inductor.passes.fusion_pass import FusionPass
 from flux_inductor.passes.reasons import CODES
+from flux_inductor.planning.strategy import Decision
 from tests.passes.programs import gather, scatter
 from tests.passes.tracing import ALWAYS, cpu_topology, trace
 
@@ -156,13 +158,9 @@ def test_strict_leaves_in_peace_what_cannot_be_fused(group: Group) -> None:
     assert traced.fates == "contracted no-matmul"
 
 
-def test_strategy_codes_are_known() -> None:
-    assert {
-        "never",
-        "one-rank",
-        "empty",
-        "topology",
-        "no-schedule",
-        "no-engine",
-        "unknown-size",
-    } <= CODES.keys()
+def test_codes_of_the_strategy_are_known() -> None:
+    """Those that the documentation of its Decision lists."""
+    assert Decision.__doc__ is not None
+    codes = re.findall(r'"([a-z-]+)"', Decision.__doc__)
+    assert "not-profitable" in codes
+    assert set(codes) <= CODES.keys()

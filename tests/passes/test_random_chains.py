@@ -23,14 +23,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from flux_inductor.passes.decide import Setting
 from flux_inductor.passes.fuse import fuse
-from flux_inductor.planning.topology import Device
 from tests.passes.lockstep import assert_equivalent
 from tests.passes.programs import wait
 from tests.passes.tracing import ALWAYS, cpu_topology, fake_group
 
 WORLD, DEPTH, COLUMNS = 3, 4, 5
-ENGINES: tuple[Device, ...] = ("cpu",)
-SETTING = Setting(ALWAYS, cpu_topology, ENGINES)
+SETTING = Setting(ALWAYS, cpu_topology)
 
 Step = Callable[[Tensor], Tensor]
 
