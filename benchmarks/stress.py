@@ -35,6 +35,7 @@ class Result:
     calls: int
     seconds: float
     workspace_bytes: int
+    scratch_bytes: int
     largest_bytes: int  # gathered tensor, or whole product, of the largest op
 
 
@@ -112,7 +113,8 @@ def run(rank: int, world: int, calls: int, seed: int) -> Result:
     if sum(ran.values()) != calls or {engine for _, engine in ran} != {"cpu"}:
         raise AssertionError(f"not all calls ran on the cpu engine: {ran}")
     state = state_of(GROUP, CpuGroup)
-    return Result(calls, time.monotonic() - start, state.workspace_bytes, program.largest_bytes)
+    seconds = time.monotonic() - start
+    return Result(calls, seconds, state.workspace_bytes, state.scratch_bytes, program.largest_bytes)
 
 
 def main() -> None:
@@ -125,8 +127,9 @@ def main() -> None:
     slowest = max(results, key=lambda result: result.seconds)
     print(
         f"{slowest.calls} calls on each of {options.ranks} ranks in {slowest.seconds:.1f} s, all exact\n"
-        f"workspace of a rank: {slowest.workspace_bytes} bytes; "
-        f"two gathered buffers of the largest op: {2 * slowest.largest_bytes} bytes"
+        f"workspace of a rank: {slowest.workspace_bytes} bytes of shared memory, at most "
+        f"{2 * slowest.largest_bytes} for two gathered buffers of the largest op and some signals; "
+        f"private scratch: {slowest.scratch_bytes} bytes"
     )
 
 

@@ -2,6 +2,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <stdexcept>
 
@@ -86,13 +87,15 @@ std::shared_ptr<Transfers> make_transfers(bool push,
 
 std::unique_ptr<Workspace> make_workspace(int rank, std::vector<std::shared_ptr<Segment>> segments,
                                           const std::vector<int>& pids,
-                                          std::shared_ptr<TransferThread> thread, double limit_s,
-                                          Epoch epoch, std::int64_t inline_bytes) {
-  const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
-      std::chrono::duration<double>(std::min(limit_s, 1e9)));
+                                          std::shared_ptr<TransferThread> thread, Epoch epoch,
+                                          std::int64_t inline_bytes) {
   auto peers = std::make_shared<Peers>(rank, std::move(segments), pids);
-  return std::make_unique<Workspace>(std::move(peers), std::move(thread), limit, epoch,
-                                     inline_bytes, ctrl_c_pressed);
+  return std::make_unique<Workspace>(std::move(peers), std::move(thread), epoch, inline_bytes,
+                                     ctrl_c_pressed);
+}
+
+std::chrono::nanoseconds nanoseconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9));
 }
 
 }  // namespace
@@ -154,9 +157,14 @@ void bind_cpu(py::module_& module) {
 
   py::class_<Workspace>(module, "Workspace")
       .def(py::init(&make_workspace), py::arg("rank"), py::arg("segments"), py::arg("pids"),
-           py::arg("thread"), py::arg("limit_s"), py::arg("epoch"), py::arg("inline_bytes"))
+           py::arg("thread"), py::arg("epoch"), py::arg("inline_bytes"))
       .def_property_readonly("epoch", &Workspace::epoch)
-      .def("begin", &Workspace::begin, py::arg("descriptor"))
+      .def(
+          "begin",
+          [](Workspace& self, const std::string& descriptor, double limit_s) {
+            self.begin(descriptor, nanoseconds(limit_s));
+          },
+          py::arg("descriptor"), py::arg("limit_s"))
       .def(
           "confirm_all", [](Workspace& self) { return trouble(self.confirm_all()); }, ReleaseGil())
       .def(

@@ -5,18 +5,17 @@
 namespace flux_inductor::cpu {
 
 Workspace::Workspace(std::shared_ptr<Peers> peers, std::shared_ptr<TransferThread> thread,
-                     std::chrono::nanoseconds limit, Epoch epoch, std::int64_t inline_bytes,
-                     std::function<bool()> on_idle)
+                     Epoch epoch, std::int64_t inline_bytes, std::function<bool()> on_idle)
     : peers_(std::move(peers)),
       thread_(std::move(thread)),
-      limit_(limit),
       epoch_(epoch),
       inline_bytes_(inline_bytes),
       on_idle_(std::move(on_idle)),
       confirmed_(peers_->world()) {}
 
-void Workspace::begin(const std::string& descriptor) {
+void Workspace::begin(const std::string& descriptor, std::chrono::nanoseconds limit) {
   ++epoch_;
+  limit_ = limit;
   descriptor_ = descriptor;
   confirmed_.assign(confirmed_.size(), false);
   confirmed_[peers_->rank()] = true;

@@ -33,17 +33,16 @@ class Workspace {
  public:
   // `epoch` is the last call that ended in the workspace before this one. `on_idle` is called every
   // 50 ms while the caller waits; it returns true to give up.
-  Workspace(std::shared_ptr<Peers> peers, std::shared_ptr<TransferThread> thread,
-            std::chrono::nanoseconds limit, Epoch epoch, std::int64_t inline_bytes,
-            std::function<bool()> on_idle);
+  Workspace(std::shared_ptr<Peers> peers, std::shared_ptr<TransferThread> thread, Epoch epoch,
+            std::int64_t inline_bytes, std::function<bool()> on_idle);
 
   Epoch epoch() const { return epoch_; }
   int parity() const { return static_cast<int>(epoch_ & 1); }
   const Peers& peers() const { return *peers_; }
   const std::vector<Moved>& moved() const { return run_->moved(); }
 
-  // Begins the next call and tells the peers what it is.
-  void begin(const std::string& descriptor);
+  // Begins the next call and tells the peers what it is. Each of its waits may take `limit`.
+  void begin(const std::string& descriptor, std::chrono::nanoseconds limit);
 
   // Waits until `peer` has begun this call too, and compares descriptors (rule R7).
   Outcome confirm(int peer);
@@ -81,7 +80,7 @@ class Workspace {
 
   std::shared_ptr<Peers> peers_;
   std::shared_ptr<TransferThread> thread_;
-  std::chrono::nanoseconds limit_;
+  std::chrono::nanoseconds limit_{};
   Epoch epoch_;
   std::int64_t inline_bytes_;
   std::function<bool()> on_idle_;

@@ -17,6 +17,7 @@ from torch import Tensor
 from flux_inductor import _core
 from flux_inductor.runtime import errors, rendezvous, torch_private, trace
 from flux_inductor.runtime.errors import DeadGroupError, FusedOpError, WorkspaceError
+from flux_inductor.runtime.groups import process_group
 from flux_inductor.runtime.rendezvous import Handle
 
 FIRST_EPOCH = 0  # the epoch before the first call
@@ -31,7 +32,7 @@ class CpuGroup:
         self.name = name
         self.rank = group.rank()
         self.world = group.size()
-        self.limit_s = torch_private.timeout(group, "cpu").total_seconds()
+        self.limit_s = 0.0  # the time-out of the process group, read at each call
         self.lock = threading.Lock()
         self._store = torch_private.store(group)
         self._prefix = ""
@@ -50,6 +51,11 @@ class CpuGroup:
         """Shared memory that this rank owns: header, signals and both buffers."""
         return self._own.size if self._own is not None else 0
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Private memory that this rank keeps for products that wait to be sent or added."""
+        return self._scratch.nbytes
+
     @contextmanager
     def call(self, op: str, descriptor: str, signals: int, buffer_bytes: int) -> Iterator[Call]:
         """One call of a fused op, from its announcement to the end of its transfers.
@@ -64,6 +70,7 @@ class CpuGroup:
         with self.lock:
             if self._dead:
                 raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
+            self.limit_s = torch_private.timeout(process_group(self.name), "cpu").total_seconds()
             call = Call(self, op, descriptor)
             try:
                 workspace = call.workspace = self._prepare(call, signals, buffer_bytes)
@@ -117,11 +124,11 @@ class CpuGroup:
         fits = signals <= self._capacity[0] and buffer_bytes <= self._capacity[1]
         if workspace is None or stale or not fits:
             if workspace is not None:
-                workspace.begin(call.descriptor)
+                workspace.begin(call.descriptor, self.limit_s)
                 call.check(workspace.confirm_all())
             capacity = max(signals, self._capacity[0]), max(buffer_bytes, self._capacity[1])
             workspace = self._meet(call, capacity)
-        workspace.begin(call.descriptor)
+        workspace.begin(call.descriptor, self.limit_s)
         return workspace
 
     def _meet(self, call: Call, capacity: tuple[int, int]) -> _core.Workspace:
@@ -147,9 +154,7 @@ class CpuGroup:
                 for peer, theirs in enumerate(handles)
             ]
             pids = [theirs.pid for theirs in handles]
-            workspace = _core.Workspace(
-                self.rank, segments, pids, self._thread, self.limit_s, self._epoch, INLINE_BYTES
-            )
+            workspace = _core.Workspace(self.rank, segments, pids, self._thread, self._epoch, INLINE_BYTES)
         except BaseException as error:
             if own is not None:
                 self._own = own  # late peers find the failure in it
