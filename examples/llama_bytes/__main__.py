@@ -71,7 +71,7 @@ def show(results: list[Comparison], setting: Setting, folder: Path) -> bool:
         f"{'within' if agreed else 'ABOVE'} the tolerance of {tolerance}"
     )
     print_speeds(first, setting)
-    speeds = {name: setting.tokens / first.seconds[name] for name in ("eager", "compiled")}
+    speeds = {name: setting.tokens / seconds for name, seconds in first.seconds.items()}
     draw_losses(first.eager, first.compiled, speeds, tolerance, folder / "losses.png")
     print(f"\nPictures: {folder / 'losses.png'}", end="")
     events = quickest(results)
@@ -87,14 +87,14 @@ def print_speeds(result: Comparison, setting: Setting) -> None:
     print(
         "\nSpeed: medians of steps taken in turns. Beside them the first step, which includes compilation.\n"
     )
-    print(f"{'':40}{'tokens/s':>9}{'step':>10}{'first step':>12}")
+    print(f"{'':44}{'tokens/s':>9}{'step':>10}{'first step':>12}")
     for label, name, first in (
         ("eager", "eager", f"{result.eager.first_step:.1f} s"),
         ("compiled", "compiled", f"{result.compiled.first_step:.1f} s"),
-        ("  with FLUX_INDUCTOR_ENGINE=reference", "reference", ""),
+        ("  not fused: FLUX_INDUCTOR_ENGINE=reference", "reference", ""),
     ):
         seconds = result.seconds[name]
-        print(f"{label:40}{setting.tokens / seconds:>9,.0f}{seconds * 1e3:>7.0f} ms{first:>12}")
+        print(f"{label:44}{setting.tokens / seconds:>9,.0f}{seconds * 1e3:>7.0f} ms{first:>12}")
 
 
 if __name__ == "__main__":
