@@ -35,7 +35,7 @@ def terminal_plot(eager: Run, compiled: Run, width: int = 64, height: int = 12) 
 
 
 def draw_losses(eager: Run, compiled: Run, speeds: dict[str, float], tolerance: float, path: Path) -> None:
-    """A picture of both curves, of their relative difference, and of `speeds` by program in tokens per second."""
+    """A picture of both curves, of their relative difference, and of each program's tokens per second."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
