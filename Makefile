@@ -38,7 +38,7 @@ demo: $(built)
 	$(bin)/python -m examples.llama_bytes --out build/demo
 
 test: lint
-	$(bin)/python -m pytest
+	OMP_NUM_THREADS=1 $(bin)/python -m pytest
 
 lint: $(built)
 	$(bin)/ruff check .
