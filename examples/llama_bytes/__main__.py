@@ -79,7 +79,7 @@ def show(results: list[Comparison], setting: Setting, folder: Path) -> bool:
         draw_timeline(events, folder / "timeline.png", first.calls_title)
         print(f", {folder / 'timeline.png'}")
     else:
-        print(f"; no timeline, since no engine runs fused ops on {setting.device} yet")
+        print("; no timeline, which only the cpu engine records")
     return agreed
 
 
