@@ -21,7 +21,8 @@ def call(anchor: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
         node = anchor.graph.call_function(target, args, kwargs)
     node.meta.update({key: anchor.meta[key] for key in _ORIGIN if key in anchor.meta})
     with enable_python_dispatcher():
-        node.meta["val"] = target(*map_arg(args, lambda argument: argument.meta["val"]), **kwargs)
+        values = map_arg((args, kwargs), lambda argument: argument.meta["val"])
+        node.meta["val"] = target(*values[0], **values[1])
     return node
 
 

@@ -10,7 +10,6 @@ from torch.fx import Node
 from flux_inductor.passes.dependencies import Dependencies
 from flux_inductor.passes.gather_site import Consumer, GatherSite, Whole
 from flux_inductor.passes.reasons import Reason
-from flux_inductor.passes.rows import Move
 from flux_inductor.passes.sizes import dtype_text, tensor
 
 
@@ -40,13 +39,19 @@ class GatherPair:
 def pair_of(site: GatherSite, dependencies: Dependencies) -> GatherPair | Reason:
     """The pair that can be fused, or why there is none."""
     draft = _Draft(site, dependencies)
-    for narrow in (draft.drop_dependent, draft.keep_one_root, draft.keep_one_cast, draft.drop_unavailable):
+    for narrow in (
+        draft.drop_dependent,
+        draft.keep_one_root,
+        draft.keep_one_cast,
+        draft.keep_sizes,
+        draft.drop_unavailable,
+    ):
         reason = narrow()
         if reason is not None:
             return reason
     first = draft.consumers[0].lhs
-    used = tuple(site.used.values())
-    return GatherPair(site, first.root, first.dim, first.cast, tuple(draft.consumers), used)
+    cast = first.casts[0] if first.casts else None
+    return GatherPair(site, first.root, first.dim, cast, tuple(draft.consumers), tuple(site.used.values()))
 
 
 class _Draft:
@@ -94,12 +99,12 @@ class _Draft:
     def keep_one_cast(self) -> Reason | None:
         """A cast moves before the gather if everybody wants it and it makes no more to transfer."""
         before = tensor(self.site.x).dtype
-        if any(not _casts(one.lhs) for one in self.consumers):
-            self._drop([one for one in self.consumers if _casts(one.lhs)])
+        if any(not one.lhs.casts for one in self.consumers):
+            self._drop([one for one in self.consumers if one.lhs.casts])
             return None
-        wanted = {_casts(whole) for whole in (*(one.lhs for one in self.consumers), *self.site.used.values())}
+        wanted = {whole.casts for whole in (*(one.lhs for one in self.consumers), *self.site.used.values())}
         names = " and ".join(sorted({dtype_text((before, *casts)[-1]) for casts in wanted}))
-        casts = _casts(self.consumers[0].lhs)
+        casts = self.consumers[0].lhs.casts
         if len(wanted) > 1 or len(casts) > 1:
             text = f"the {dtype_text(before)} gathered tensor is needed as {names}: no cast can go before it"
             return Reason("cast", text)
@@ -107,6 +112,12 @@ class _Draft:
             text = f"cast to {names} before it, the {dtype_text(before)} gather would have more to move"
             return Reason("cast", text)
         return None
+
+    def keep_sizes(self) -> None:
+        """Products tell the sizes on their way; those of other arrangements need the gathered tensor."""
+        passed = {one.lhs.root for one in self.consumers}
+        passed |= {step.node for one in self.consumers for step in one.lhs.steps}
+        self.site.used.update({one.node: one for one in self.site.sizes.values() if one.node not in passed})
 
     def drop_unavailable(self) -> Reason | None:
         """See Dependencies. If the op also gives the gathered tensor, it stands where that was made."""
@@ -127,7 +138,3 @@ class _Draft:
             for one in self.consumers
             if not all(available(operand, place) for operand in one.matmul.operands)
         ]
-
-
-def _casts(whole: Whole) -> tuple[torch.dtype, ...]:
-    return tuple(tensor(step.node).dtype for step in whole.steps if step.move is Move.CAST)

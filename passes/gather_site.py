@@ -12,7 +12,7 @@ from flux_inductor.passes.collectives import Collective
 from flux_inductor.passes.matmul import Matmul, as_matmul, is_matmul
 from flux_inductor.passes.reasons import Reason
 from flux_inductor.passes.rows import Move, follow
-from flux_inductor.passes.sizes import shape_text, tensor
+from flux_inductor.passes.sizes import same, shape_text, tensor
 
 aten = torch.ops.aten
 _TRANSPOSES = (aten.permute.default, aten.transpose.int)
@@ -42,17 +42,21 @@ class Whole:
         return self.node if self.parent is None else self.parent.root
 
     @property
-    def cast(self) -> torch.dtype | None:
-        """The dtype to which the steps convert, None if none does."""
-        casts = [tensor(step.node).dtype for step in self.steps if step.move is Move.CAST]
-        return casts[-1] if casts else None
+    def casts(self) -> tuple[torch.dtype, ...]:
+        """The dtypes to which the steps convert, in turn."""
+        return tuple(tensor(step.node).dtype for step in self.steps if step.move is Move.CAST)
 
 
 @dataclass(frozen=True)
 class Opaque:
-    """A tensor made of the gathered one in a way that no fused op follows."""
+    """A tensor made of the gathered one in a way that no fused op follows.
+
+    Args:
+        transposed: whether it is the gathered one with rows for columns.
+    """
 
     reason: Reason
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class GatherSite:
         consumers: matmuls of all its rows.
         blocked: why other matmuls that it reaches cannot be fused.
         used: its arrangements that something else needs, by node.
+        sizes: nodes that ask for the size of a leading dim of an arrangement; products have the same.
     """
 
     collective: Collective
@@ -80,6 +85,7 @@ class GatherSite:
     consumers: list[Consumer] = field(default_factory=list)
     blocked: list[Reason] = field(default_factory=list)
     used: dict[Node, Whole] = field(default_factory=dict)
+    sizes: dict[Node, Whole] = field(default_factory=dict)
 
 
 def explore(collective: Collective) -> GatherSite | Reason:
@@ -130,13 +136,15 @@ class _Explorer:
         elif user.target in pieces.SPLITS:
             for part in user.users:
                 self._follow_piece(value, part)
-        elif user.target is aten.slice.Tensor:
+        elif user.target in pieces.CUTS:
             self._follow_piece(value, user)
+        elif user.target is aten.sym_size.int and user.args[1] != tensor(node).dim() - 1:
+            self.site.sizes[user] = value
         else:
             self.site.used[node] = value
             if user.target in _TRANSPOSES:
                 text = f"{user.name} transposes the gathered tensor, so that the matmul sums over its rows"
-                self._push(user, Opaque(Reason("contracted", text)))
+                self._push(user, Opaque(Reason("contracted", text), transposed=True))
 
     def _follow_piece(self, value: Whole, part: Node) -> None:
         for user in part.users:
@@ -153,8 +161,7 @@ class _Explorer:
     def _concatenated(self, value: Whole, whole: pieces.Concatenation) -> Whole | Opaque:
         if whole.is_identity():
             return Whole(whole.node, value.dim, value, Move.COPY)
-        is_raw = value.parent is None and value.node is self.site.wait
-        if is_raw and whole.cut == 0 and whole.is_by_shards(self.world):
+        if self._by_ranks(value, whole) and whole.cut == 0 and whole.is_by_shards(self.world):
             if whole.dim < tensor(whole.node).dim() - 1:
                 return Whole(whole.node, whole.dim)
             shard = shape_text(tensor(self.site.x).shape)
@@ -165,11 +172,20 @@ class _Explorer:
         self.site.used[value.node] = value
         return Opaque(reason)
 
+    def _by_ranks(self, value: Whole, whole: pieces.Concatenation) -> bool:
+        """Whether dim 0 of what was cut goes by ranks: it is the raw tensor, or that as [ranks, ...shard]."""
+        if not whole.without_dim:
+            return value.node is self.site.wait
+        raw, shape = value.parent, (self.world, *tensor(self.site.x).shape)
+        return raw is not None and raw.node is self.site.wait and same(tensor(value.node).shape, shape)
+
     def _meet_matmul(self, node: Node, value: Whole | Opaque, user: Node) -> None:
-        if isinstance(value, Opaque):
-            self.site.blocked.append(value.reason)
-            return
         matmul = as_matmul(user)
+        if isinstance(value, Opaque):
+            as_weight = value.transposed and isinstance(matmul, Matmul) and matmul.weight is node
+            text = f"{user.name} takes the gathered tensor as its weight, whose columns stay one product"
+            self.site.blocked.append(Reason("as-weight", text) if as_weight else value.reason)
+            return
         if isinstance(matmul, Matmul) and matmul.lhs is node and matmul.weight is not node:
             self.site.consumers.append(Consumer(matmul, value))
             return

@@ -21,18 +21,24 @@ from flux_inductor.passes.rows import slice_bounds
 from flux_inductor.passes.sizes import Size, equal, shape_text, tensor
 
 aten = torch.ops.aten
-SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes)
+SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, aten.unbind.int)
+CUTS = (aten.slice.Tensor, aten.select.int)
 CAT = aten.cat.default
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows start to stop, along `dim`, of the tensor that `source` makes."""
+    """Rows start to stop, along `dim`, of the tensor that `source` makes.
+
+    Args:
+        without_dim: whether it is one row, and a tensor without that dim.
+    """
 
     source: Node
     dim: int
     start: Size
     stop: Size
+    without_dim: bool = False
 
 
 def piece_of(node: Node) -> Piece | None:
@@ -42,11 +48,18 @@ def piece_of(node: Node) -> Piece | None:
         if split.target not in SPLITS:
             return None
         source = cast(Node, split.args[0])
-        dim = split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
+        place = 1 if split.target is aten.unbind.int else 2
+        dim = split.args[place] if len(split.args) > place else split.kwargs.get("dim", 0)
         dim = cast(int, dim) % tensor(source).dim()
+        if split.target is aten.unbind.int:
+            return Piece(source, dim, position, position + 1, without_dim=True)
         sizes = [part.shape[dim] for part in split.meta["val"]]
         start = sum(sizes[:position])
         return Piece(source, dim, start, start + sizes[position])
+    if node.target is aten.select.int:
+        source, dim, position = cast(tuple[Node, int, int], node.args)
+        known = isinstance(position, int) and position >= 0
+        return Piece(source, dim % tensor(source).dim(), position, position + 1, True) if known else None
     if node.target is aten.slice.Tensor:
         bounds = slice_bounds(node)
         if bounds is not None:
@@ -71,9 +84,14 @@ class Concatenation:
         """The dim along which the source was cut."""
         return self.pieces[0].dim
 
+    @property
+    def without_dim(self) -> bool:
+        """Whether the pieces lack the dim along which they were cut."""
+        return self.pieces[0].without_dim
+
     def is_identity(self) -> bool:
         """Whether the result is known to equal the source."""
-        return self.cut == self.dim and self._covers()
+        return self.cut == self.dim and not self.without_dim and self._covers()
 
     def is_by_shards(self, world: int) -> bool:
         """Whether the pieces are known to be the `world` equal parts of the source, in order."""
@@ -107,6 +125,7 @@ def concatenation_of(node: Node) -> Concatenation | None:
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     pieces = [piece_of(part) for part in inputs]
     known = [piece for piece in pieces if piece is not None]
-    if len(known) < len(pieces) or len({(piece.source, piece.dim) for piece in known}) != 1:
+    kinds = {(piece.source, piece.dim, piece.without_dim) for piece in known}
+    if len(known) < len(pieces) or len(kinds) != 1:
         return None
     return Concatenation(node, tuple(known), cast(int, dim) % tensor(node).dim())

@@ -15,6 +15,7 @@ CODES: dict[str, tuple[str, bool]] = {
     "chunk-order": ("shards are put together, or cut, in another order than the ranks'", False),
     "partial": ("only a part of the gathered tensor is multiplied, or of the product scattered", False),
     "contracted": ("the gathered dim is the one that the matmul sums over", False),
+    "as-weight": ("the gathered tensor is the matmul's weight, as in sharded-data-parallel programs", False),
     "reduce-op": ("the reduction is neither sum nor avg", False),
     "product-used": ("the product is needed whole elsewhere, and the fused op has no output for it", False),
     "batched-weight": ("every batch entry has a weight of its own", False),

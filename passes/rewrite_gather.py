@@ -44,7 +44,11 @@ def rewrite_gather(pair: GatherPair, plan: str) -> Node:
     dead = []
     for number, (matmul, consumer) in enumerate(zip(matmuls, pair.consumers, strict=True)):
         product = call(anchor, operator.getitem, op, number)
-        dead += _replace_product(matmul, consumer.lhs.steps, product)
+        stages = _stages(matmul, consumer.lhs.steps, product)
+        _redirect_sizes(
+            pair, dict(zip([pair.root, *(one.node for one in consumer.lhs.steps)], stages, strict=True))
+        )
+        dead += _replace_product(matmul, consumer.lhs.steps, stages)
     if pair.used:
         dead += _replace_gathered(pair, call(anchor, operator.getitem, op, len(matmuls)))
     erase_unused(collective.graph, [*dead, *(matmul.node for matmul in matmuls), pair.root, collective])
@@ -57,14 +61,26 @@ def _current(node: Node) -> Matmul:
     return matmul
 
 
-def _replace_product(matmul: Matmul, steps: list[Whole], product: Node) -> list[Node]:
-    """Takes the gathered tensor's way on the product. Returns nodes that may be left without users."""
-    node = matmul.node
-    last = size_argument(node, matmul.weight, 1)
+def _stages(matmul: Matmul, steps: list[Whole], product: Node) -> list[Node]:
+    """The product, and what each step of the gathered tensor's way makes of it."""
+    last = size_argument(matmul.node, matmul.weight, 1)
     stages = [product]
     for step in steps:
         assert step.move is not None
-        stages.append(replay(node, step.node, step.move, stages[-1], last))
+        stages.append(replay(matmul.node, step.node, step.move, stages[-1], last))
+    return stages
+
+
+def _redirect_sizes(pair: GatherPair, stage_of: dict[Node, Node]) -> None:
+    """Asks a stage of the product for the sizes of the arrangement that it has."""
+    for size, whole in pair.site.sizes.items():
+        if whole.node in stage_of:
+            size.replace_input_with(whole.node, stage_of[whole.node])
+
+
+def _replace_product(matmul: Matmul, steps: list[Whole], stages: list[Node]) -> list[Node]:
+    """Gives the last stage, or an earlier one. Returns nodes that may be left without users."""
+    node = matmul.node
     if matmul.full is not None:
         node.replace_all_uses_with(call(node, aten.add.Tensor, stages[-1], matmul.full))
         return stages

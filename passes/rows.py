@@ -121,5 +121,4 @@ def replay(anchor: Node, step: Node, move: Move, value: Node, last: int | Node) 
     if step.target in RESHAPES:
         *leading, _ = cast(list[int | Node], step.args[1])
         return call(anchor, aten.reshape.default, value, [*leading, last])
-    assert not step.kwargs, step.format_node()
-    return call(anchor, step.target, value, *step.args[1:])
+    return call(anchor, step.target, value, *step.args[1:], **step.kwargs)

@@ -109,7 +109,7 @@ def explore(collective: Collective) -> ScatterSite | Reason:
     whole = pieces.concatenation_of(product)
     if whole is not None and not whole.is_identity():
         product = whole.source
-        if whole.dim == 0 and whole.is_by_shards(world):
+        if whole.dim == 0 and not whole.without_dim and whole.is_by_shards(world):
             dim = whole.cut
         else:
             obstacle = whole.complaint(world)

@@ -73,6 +73,32 @@ return [v1]""",
     )
 
 
+def test_dim_of_ranks(group: Group) -> None:
+    """The raw tensor seen as [ranks, ...shard], taken apart along the ranks."""
+
+    def unbound(x: Tensor, w: Tensor) -> Tensor:
+        return torch.cat(gather(x, 0, group).view(2, 3, 4, 8).unbind(0), 1) @ w
+
+    def selected(x: Tensor, w: Tensor) -> Tensor:
+        by_rank = gather(x, 0, group).view(2, 3, 4, 8)
+        return torch.cat([by_rank[0], by_rank[1]], 1) @ w
+
+    def swapped(x: Tensor, w: Tensor) -> Tensor:
+        by_rank = gather(x, 0, group).view(2, 3, 4, 8)
+        return torch.cat([by_rank[1], by_rank[0]], 1) @ w
+
+    args = randn(3, 4, 8), randn(8, 6)
+    assert trace(unbound, *args).text == trace(selected, *args).text
+    assert trace(swapped, *args).fates == "chunk-order"
+    assert_expected_inline(
+        trace(unbound, *args).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 1, False)
+v1 [3,8,6] = v0[0]
+return [v1]""",
+    )
+
+
 def test_pieces_smaller_than_shards_in_order(group: Group) -> None:
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return torch.cat(torch.split(gather(x, 0, group), 2), 0) @ w
@@ -142,6 +168,23 @@ def test_symbolic_rows(group: Group) -> None:
 v0 = all_gather_matmul(in1, [in2], [], 1, False)
 v1 [s77,8,6] = v0[0]
 return [v1]""",
+    )
+
+
+def test_sizes_of_the_gathered_tensor_are_the_products(group: Group) -> None:
+    """To ask for a size is no reason to gather for others than the matmul."""
+    x, w = randn(1, 4, 8), randn(8, 6)
+    torch._dynamo.mark_dynamic(x, 1)
+    torch._dynamo.mark_dynamic(w, 1)
+    traced = trace(lambda x, w: gather(x, 1, group) @ w, x, w)
+    assert_expected_inline(
+        traced.text,
+        """\
+v0 = all_gather_matmul(in1, [in3], [], 0, False)
+v1 [2,s27,s21] = v0[0]
+v2 = sym_size(in3, 1)
+v3 [1,2*s27,s21] = reshape(v1, [1, -1, v2])
+return [v3]""",
     )
 
 

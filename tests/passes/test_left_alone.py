@@ -119,6 +119,15 @@ def test_swapped_halves_before_the_scatter(group: Group) -> None:
     left(inner, "chunk-order", "parts 2:4, 0:2 of dim 1 of [8,4,6]", randn(8, 4, 8), randn(8, 6))
 
 
+def test_rows_by_rank_before_the_scatter(group: Group) -> None:
+    """[ranks, rows, N] taken apart along the ranks: a view that is not followed."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return scatter(torch.cat((x @ w).unbind(0)), 0, group)
+
+    left(fn, "chunk-order", "parts 0:1, 1:2 of dim 0 of [2,4,6]", randn(2, 4, 8), randn(8, 6))
+
+
 # ---------------------------------------------------------------- gathers without a matmul that could join
 
 
@@ -148,6 +157,15 @@ def test_cast_while_the_wide_tensor_is_needed(group: Group) -> None:
         return whole.bfloat16() @ w, whole.sum(-1)
 
     left(fn, "cast", "fp32 gathered tensor is needed as bf16 and fp32", randn(4, 8), randn(8, 6).bfloat16())
+
+
+def test_gathered_weight(group: Group) -> None:
+    """As sharded-data-parallel programs have it: rows of the gathered tensor are columns of the product."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(x, gather(w, 0, group))
+
+    left(fn, "as-weight", "as its weight", randn(3, 8), randn(4, 8))
 
 
 def test_two_arrangements(group: Group) -> None:
