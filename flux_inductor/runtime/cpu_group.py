@@ -15,14 +15,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flux_inductor import _core
-from flux_inductor.runtime import errors, rendezvous, torch_private, trace
-from flux_inductor.runtime.errors import DeadGroupError, FusedOpError, WorkspaceError
+from flux_inductor.runtime import rendezvous, torch_private, trace
+from flux_inductor.runtime.cpu_call import Call
+from flux_inductor.runtime.errors import (
+    REMEDY,
+    DeadGroupError,
+    PeerLostError,
+    PeerTimeoutError,
+    WorkspaceError,
+)
 from flux_inductor.runtime.groups import process_group
-from flux_inductor.runtime.rendezvous import Handle
 
 FIRST_EPOCH = 0  # the epoch before the first call
 INLINE_BYTES = 128 << 10  # a call that moves less does so itself: a thread takes longer to wake
-REMEDY = "The group is dead for fused ops now; destroy it and make it anew."
 
 
 class CpuGroup:
@@ -43,7 +48,7 @@ class CpuGroup:
         self._capacity = (0, 0)  # signals, bytes of one buffer
         self._epoch = FIRST_EPOCH
         self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._dead = ""
 
     @property
@@ -71,7 +76,7 @@ class CpuGroup:
             if self._dead:
                 raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
             self.limit_s = torch_private.timeout(process_group(self.name), "cpu").total_seconds()
-            call = Call(self, op, descriptor)
+            call = Call(op, descriptor, self.rank, self.name, self.limit_s)
             try:
                 workspace = call.workspace = self._prepare(call, signals, buffer_bytes)
                 yield call
@@ -89,13 +94,15 @@ class CpuGroup:
         assert self._own is not None
         key = ((self._epoch + 1) & 1, dtype)
         if key not in self._buffers:
-            self._buffers[key] = torch.frombuffer(self._own.buffer(key[0]), dtype=dtype)
+            with torch.inference_mode(False):  # kept for later calls, which may be outside of it
+                self._buffers[key] = torch.frombuffer(self._own.buffer(key[0]), dtype=dtype)
         return self._buffers[key]
 
     def scratch(self, dtype: torch.dtype, count: int) -> Tensor:
         """At least `count` elements of private memory, kept from call to call."""
         if self._scratch.numel() < count * dtype.itemsize:
-            self._scratch = torch.empty(count * dtype.itemsize, dtype=torch.uint8)
+            with torch.inference_mode(False):
+                self._scratch = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device="cpu")
         return self._scratch[: count * dtype.itemsize].view(dtype)
 
     def close(self) -> None:
@@ -104,7 +111,7 @@ class CpuGroup:
                 self._workspace.leave()
             self._dead = self._dead or "it was destroyed"
             self._release()
-            self._scratch = torch.empty(0, dtype=torch.uint8)
+            self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
             del self._thread
 
     def _release(self) -> None:
@@ -139,10 +146,16 @@ class CpuGroup:
             self._prefix = f"flux_inductor/{made}"
         self._generation += 1
         prefix = f"{self._prefix}/{self._generation}"
-        own, handle = self._make_segment(call.descriptor, capacity)
+        own, handle = rendezvous.make_segment(call.descriptor, capacity, self._epoch)
         try:
             handles = rendezvous.exchange(
-                self._store, prefix, self.rank, self.world, handle, self.limit_s, call.check_peers
+                self._store,
+                prefix,
+                self.rank,
+                self.world,
+                handle,
+                self.limit_s,
+                lambda: self._check_peers(call),
             )
             for peer, theirs in enumerate(handles):
                 if theirs.descriptor != call.descriptor:
@@ -153,96 +166,30 @@ class CpuGroup:
                 own if peer == self.rank else rendezvous.open_segment(peer, theirs, handle)
                 for peer, theirs in enumerate(handles)
             ]
-            pids = [theirs.pid for theirs in handles]
-            workspace = _core.Workspace(self.rank, segments, pids, self._thread, self._epoch, INLINE_BYTES)
+            workspace = self._make_workspace(segments, [theirs.pid for theirs in handles])
         except BaseException as error:
             if own is not None:
                 self._own = own  # late peers find the failure in it
                 own.announce_failure(f"{type(error).__name__}: {error}")
-            if isinstance(error, (WorkspaceError, errors.PeerTimeoutError)):
+            if isinstance(error, (WorkspaceError, PeerLostError, PeerTimeoutError)):
                 raise type(error)(f"{call.where}: {error}. {REMEDY}") from error.__cause__
             raise
         self._release()
         self._workspace, self._own, self._capacity = workspace, own, capacity
         return workspace
 
-    def _make_segment(
-        self, descriptor: str, capacity: tuple[int, int]
-    ) -> tuple[_core.Segment | None, Handle]:
+    def _make_workspace(self, segments: list[_core.Segment], pids: list[int]) -> _core.Workspace:
         try:
-            own = _core.Segment.create(*capacity, self._epoch)
+            return _core.Workspace(self.rank, segments, pids, self._thread, self._epoch, INLINE_BYTES)
+        except ProcessLookupError as error:
+            raise PeerLostError(f"a rank has ended before the call began ({error})") from error
         except OSError as error:
-            reason = (
-                f"no shared memory for the two buffers of a fused op ({error.strerror}); raise the memory "
-                "limit of the container or of the process (ulimit -f, -v), make the op smaller, or run "
-                "unfused with FLUX_INDUCTOR_ENGINE=reference"
-            )
-            return None, Handle(descriptor=descriptor, failure=reason)
-        return own, Handle.of(own, descriptor)
+            raise WorkspaceError(
+                f"the peers' processes cannot be watched ({error}); Linux 5.3 or newer is needed, or run "
+                "unfused: FLUX_INDUCTOR_ENGINE=reference"
+            ) from error
 
-
-class Call:
-    """One running call: its waits, and what their failures mean."""
-
-    def __init__(self, group: CpuGroup, op: str, descriptor: str) -> None:
-        self.group = group
-        self.op = op
-        self.descriptor = descriptor
-        self.workspace: _core.Workspace | None = None
-
-    @property
-    def where(self) -> str:
-        return f"{self.op} on rank {self.group.rank} of group {self.group.name!r}"
-
-    def start(self, transfers: _core.Transfers, local: Tensor) -> None:
-        """Lets the transfer thread begin; `local` must live until the call ends."""
-        assert self.workspace is not None
-        self.workspace.start(transfers, local.data_ptr(), trace.recording())
-
-    def ready(self, signal: int) -> None:
-        """Tells whoever transfers them that the bytes behind an own signal are written."""
-        assert self.workspace is not None
-        self.workspace.raise_signal(signal)
-
-    def wait(self, signal: int, peer: int, owner: int, index: int) -> None:
-        """Waits until chunk `index` of `owner`'s shard has come from `peer`."""
-        assert self.workspace is not None
-        with trace.span(self.group.rank, "wait", owner, index):
-            outcome = self.workspace.wait(signal, peer)
-        if outcome is not None:
-            raise self._error(outcome, f"chunk {index} of rank {owner}'s shard from rank {peer}")
-
-    def check(self, outcome: _core.Outcome | None) -> None:
-        if outcome is not None:
-            raise self._error(outcome, "the end of its transfers")
-
-    def check_peers(self) -> None:
-        """Raises if a peer of the workspace that is being replaced has failed or left."""
-        if self.group._workspace is not None:
-            self.check(self.group._workspace.health())
-
-    def mismatch(self, peer: int, theirs: str) -> errors.MismatchError:
-        return errors.MismatchError(
-            f"{self.where} does not match what rank {peer} calls at the same place in the group's order.\n"
-            f"  rank {self.group.rank}: {self.descriptor}\n"
-            f"  rank {peer}: {theirs}\n"
-            f"All ranks of a group must run the same fused ops in one order. {REMEDY}"
-        )
-
-    def _error(self, outcome: _core.Outcome, awaited: str) -> FusedOpError:
-        if outcome.verdict == "mismatch":
-            return self.mismatch(outcome.peer, outcome.text)
-        if outcome.verdict == "failed":
-            kind = getattr(errors, outcome.text.partition(":")[0], FusedOpError)
-            return kind(f"{self.where} gave up because rank {outcome.peer} failed: {outcome.text}")  # type: ignore[no-any-return]
-        state = f"the signal of rank {outcome.peer} shows epoch {outcome.seen}, expected {outcome.expected}"
-        if outcome.verdict == "lost":
-            return errors.PeerLostError(
-                f"{self.where} waited for {awaited}, but rank {outcome.peer} has ended or has destroyed the "
-                f"group ({state}). {REMEDY}"
-            )
-        return errors.PeerTimeoutError(
-            f"{self.where} waited {self.group.limit_s:g} s for {awaited}: {state}. If the rank is only slow, "
-            "raise the time-out of the process group; FLUX_INDUCTOR_ENGINE must be the same on all ranks. "
-            f"{REMEDY}"
-        )
+    def _check_peers(self, call: Call) -> None:
+        """Raises if a peer in the workspace that is being replaced has failed or left."""
+        if self._workspace is not None:
+            call.check(self._workspace.health())

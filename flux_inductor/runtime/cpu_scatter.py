@@ -10,7 +10,8 @@ from torch import Tensor
 from flux_inductor import _core
 from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import trace
-from flux_inductor.runtime.cpu_group import Call, CpuGroup
+from flux_inductor.runtime.cpu_call import Call
+from flux_inductor.runtime.cpu_group import CpuGroup
 from flux_inductor.runtime.cpu_layout import Layout, scatter_layout
 from flux_inductor.runtime.multiply import multiply_strips
 

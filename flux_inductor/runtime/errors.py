@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+REMEDY = "The group is dead for fused ops now; destroy it and make it anew."
+
 
 class FusedOpError(RuntimeError):
     """A fused op could not be carried out; the message names the rank, the group, the op and the remedy."""

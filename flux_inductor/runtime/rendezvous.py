@@ -42,6 +42,20 @@ class Handle:
         return Handle(os.getpid(), segment.fd, segment.token, host_identity(), namespace, descriptor)
 
 
+def make_segment(descriptor: str, capacity: tuple[int, int], epoch: int) -> tuple[Segment | None, Handle]:
+    """This rank's segment of (signals, bytes of one buffer), or none and a handle that tells why."""
+    try:
+        own = Segment.create(*capacity, epoch)
+    except OSError as error:
+        reason = (
+            f"no shared memory for the two buffers of a fused op ({error.strerror}); raise the memory limit "
+            "of the container or of the process (ulimit -f, -v), make the op smaller, or run unfused with "
+            "FLUX_INDUCTOR_ENGINE=reference"
+        )
+        return None, Handle(descriptor=descriptor, failure=reason)
+    return own, Handle.of(own, descriptor)
+
+
 def exchange(
     store: Store, prefix: str, rank: int, world: int, own: Handle, limit_s: float, check: Callable[[], None]
 ) -> list[Handle]:

@@ -78,6 +78,17 @@ def remade_world(rank: int, world: int) -> None:
         exchange(rank, world, name_of(None), rows=3 + turn)
 
 
+def modes(rank: int, world: int) -> None:
+    """What a group keeps was made in inference mode, with another default device, and serves without."""
+    group = name_of(dist.new_group())
+    with torch.inference_mode(), torch.device("meta"):
+        x, weight = torch.ones(6, 4, device="cpu"), torch.ones(4, 4, device="cpu")
+        for plan in PLANS:
+            CpuEngine().all_gather_matmul(x, [weight], [], group, plan, 0, False)
+            CpuEngine().matmul_reduce_scatter(x, weight, None, None, group, plan, 0, "sum", 1.0)
+    exchange(rank, world, group)
+
+
 def two_dims(rank: int, world: int) -> None:
     """A 2 x 2 mesh: rows, columns and all four, in turns."""
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -173,6 +184,7 @@ def on_two(rank: int, world: int) -> None:
     remade(rank, world)
     growing(rank, world)
     wrapping(rank, world)
+    modes(rank, world)
     threaded(rank, world)
     forked(rank, world)
     remade_world(rank, world)
