@@ -147,6 +147,9 @@ def _chunks(problem: Problem, plan: Plan) -> Any:
     """Chunks of one shard."""
     if not plan.fused:
         return 1
+    if plan.width:  # blocks of the part seen as one matrix, its strips one after another
+        rows, columns = problem.strips * problem.rows, problem.columns[0]
+        return -(-rows // plan.chunk) * -(-columns // plan.width)
     if isinstance(problem.extent, int):
         return -(-problem.extent // plan.chunk)
     return sympy.ceiling(problem.extent / plan.chunk)

@@ -114,7 +114,7 @@ CUDA = MachineModel(
     hop=Quantity(3, "us", "estimate for more than two ranks"),
     gather=Quantity(240, "GB/s", f"all_gather of 12 to 100 MB, {_H200}"),
     reduce=Quantity(220, "GB/s", f"reduce_scatter of 12 to 100 MB, {_H200}"),
-    entry=Quantity(25, "us", "upper estimate of fork, join and epoch"),
+    entry=Quantity(40, "us", f"all_gather + matmul, M = 64, {_H200}"),
     step=Quantity(0, "us", "one persistent kernel"),
     calls=Quantity(0, "", "one persistent kernel"),
     kernel=Quantity(0.97, "", f"prototype kernels, {_H200}"),

@@ -17,7 +17,7 @@ from flux_inductor.planning.machine import MACHINES, MachineModel
 from flux_inductor.planning.plan import UNFUSED, Direction, Plan, PlanTable, single
 from flux_inductor.planning.problem import Problem, Size
 from flux_inductor.planning.table import MOST_ROWS, SizesOfM, table_by_m
-from flux_inductor.planning.tiles import kernel_limit
+from flux_inductor.planning.tiles import MENUS, fitted, kernel_limit
 from flux_inductor.planning.topology import Device, Topology
 
 Mode: TypeAlias = Literal["auto", "always", "never"]
@@ -25,8 +25,8 @@ Mode: TypeAlias = Literal["auto", "always", "never"]
 MODES: tuple[Mode, ...] = ("auto", "always", "never")
 DIRECTIONS: tuple[Direction, ...] = ("push", "pull")
 
-# Devices on which an engine executes fused plans.
-ENGINES: tuple[Device, ...] = ("cpu",)
+# Devices on which an engine executes fused plans; the runtime adds those that this installation has.
+_engines: set[Device] = {"cpu"}
 NO_ENGINE: dict[Device, str] = {
     "cpu": "no engine here executes fused ops on the CPU",
     "cuda": "the package was built without CUDA kernels",
@@ -67,7 +67,7 @@ def choose(
     topology: Topology,
     mode: Mode = "auto",
     *,
-    engines: Collection[Device] = ENGINES,
+    engines: Collection[Device] | None = None,
 ) -> Decision:
     """The fastest plan for `problem` among the ranks of `topology`.
 
@@ -78,15 +78,26 @@ def choose(
     Args:
         mode: "auto" fuses what is predicted faster by the machine's margin, "always" whatever is legal,
             "never" nothing.
-        engines: devices on which an engine executes fused plans. On any other the decision is unfused and
-            says so, whatever the mode: a fused op never runs on the reference engine unasked.
+        engines: devices on which an engine executes fused plans; None: those of this installation. On any
+            other the decision is unfused and says so, whatever the mode: a fused op never runs on the
+            reference engine unasked.
 
     Raises:
         ValueError: an unknown mode.
     """
     if mode not in MODES:
         raise ValueError(f"strategy {mode!r} is unknown; valid: {', '.join(MODES)}")
-    return _choose(problem, topology, mode, frozenset(engines))
+    return _choose(problem, topology, mode, frozenset(_engines if engines is None else engines))
+
+
+def add_engine(device: Device) -> None:
+    """Tells that this installation has an engine for a device."""
+    _engines.add(device)
+
+
+def engines() -> tuple[Device, ...]:
+    """Devices on which fused plans are executed, in alphabetical order."""
+    return tuple(sorted(_engines))
 
 
 @lru_cache(maxsize=4096)
@@ -180,9 +191,13 @@ def candidates(problem: Problem, device: Device) -> tuple[Plan, ...]:
         # Any size may come: powers of two up to one shard of the table's largest product.
         chunks = {granule << power for power in range((MOST_ROWS // granule).bit_length())}
     ordered = sorted(chunks, reverse=True)
-    return tuple(
+    plans = [
         Plan("mesh", direction, chunk) for direction in _directions(problem, device) for chunk in ordered
-    )
+    ]
+    if device == "cuda" and not problem.symbols:
+        # Different cuts may come out alike, since chunks follow the tiles.
+        plans = list(dict.fromkeys(fitted(problem, plan, MENUS[problem.kind]) for plan in plans))
+    return tuple(plans)
 
 
 def _fastest(problem: Problem, plans: Collection[Plan], machine: MachineModel) -> tuple[float, Plan]:

@@ -10,7 +10,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from flux_inductor import _core
 from flux_inductor.planning.plan import Plan
+from flux_inductor.planning.strategy import add_engine
 from flux_inductor.runtime.groups import group_size
 from flux_inductor.runtime.reference import ReferenceEngine
 
@@ -78,6 +80,10 @@ def engine_for(op: str, device_type: str, group: str, plan: Plan) -> Engine:
     return engine
 
 
+if hasattr(_core, "cuda"):
+    add_engine("cuda")
+
+
 @lru_cache
 def _fused_engine(device_type: str) -> Engine:
     """Engines are loaded when first needed, since a CPU-only build has one of them."""
@@ -85,8 +91,13 @@ def _fused_engine(device_type: str) -> Engine:
         from flux_inductor.runtime.cpu import CpuEngine
 
         return CpuEngine()
+    if device_type == "cuda":
+        from flux_inductor.runtime.cuda import CudaEngine
+
+        return CudaEngine()
     raise ValueError(
-        f"no fused engine for device {device_type!r}; move the tensors to the CPU, or pass plan 'unfused'"
+        f"no fused engine for device {device_type!r}; move the tensors to the CPU or a CUDA device, or pass "
+        "plan 'unfused'"
     )
 
 

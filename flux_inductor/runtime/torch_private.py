@@ -56,3 +56,27 @@ def nvlink_between_all() -> bool:
     """Whether every pair of this host's CUDA devices is joined by NVLink."""
     links = _detect_dma_connectivity(DeviceType.CUDA, "nvlink").matrix
     return all(links[a][b] > 0 for a in range(len(links)) for b in range(len(links)) if a != b)
+
+
+def symmetric_empty(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of this rank that others of a group can map."""
+    import torch.distributed._symmetric_memory as symmetric_memory  # costs every program time at import
+
+    return symmetric_memory.empty(count, dtype=dtype, device=device)
+
+
+def symmetric_addresses(tensor: torch.Tensor, group: str) -> list[int]:
+    """Each rank's memory, made by `symmetric_empty`, as this rank addresses it.
+
+    All ranks call it together.
+    """
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    handle = symmetric_memory.rendezvous(tensor, group)  # type: ignore[arg-type, unused-ignore]
+    offset = tensor.data_ptr() - handle.buffer_ptrs[handle.rank]
+    return [address + offset for address in handle.buffer_ptrs]
+
+
+def current_stream(device: torch.device) -> int:
+    """The address of the device's current stream."""
+    return torch._C._cuda_getCurrentRawStream(device.index)

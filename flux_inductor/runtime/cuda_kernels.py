@@ -1,0 +1,113 @@
+"""The compiled CUDA kernels of this installation: the menu of each family, and the kernel for one call."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flux_inductor import _core
+from flux_inductor.planning.problem import Kind
+from flux_inductor.planning.tiles import GRANULE, MENUS, Menu
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+ALIGNMENT = 16  # bytes; what TMA asks of addresses
+LAYOUTS = ("k_major", "n_major")
+
+# The kernels' bindings: present if the package was built with nvcc and CUTLASS.
+kernels: Any = getattr(_core, "cuda", None)
+
+
+def require_kernels() -> None:
+    """Raises if this installation has no CUDA kernels."""
+    if kernels is None:
+        raise ValueError(
+            "the package was built without CUDA kernels: install nvcc and nvidia-cutlass and build it again, "
+            "or leave the pair unfused (strategy='never', or FLUX_INDUCTOR_ENGINE=reference)"
+        )
+
+
+def _compiled(kind: Kind) -> list[Any]:
+    lists = {
+        "all_gather_matmul": kernels.all_gather_matmul_kernels,
+        "matmul_reduce_scatter": kernels.matmul_reduce_scatter_kernels,
+    }
+    return list(lists[kind]())
+
+
+@lru_cache
+def _by_name(kind: Kind) -> dict[tuple[str, str, str], Any]:
+    return {(kernel.tile, kernel.element, kernel.layout): kernel for kernel in _compiled(kind)}
+
+
+@lru_cache
+def menu(kind: Kind, dtype: str) -> Menu:
+    """The tiles that plans may name and that were compiled for a dtype."""
+    compiled = {tile for tile, element, layout in _by_name(kind) if (element, layout) == (dtype, LAYOUTS[0])}
+    return tuple(tile for tile in MENUS[kind] if str(tile) in compiled)
+
+
+def kernel_for(kind: Kind, tile: str, dtype: str, layout: str) -> Any:
+    """The kernel of a tile on the menu.
+
+    Raises:
+        ValueError: it was not compiled for this layout of the weight.
+    """
+    kernel = _by_name(kind).get((tile, dtype, layout))
+    if kernel is None:
+        raise ValueError(f"no {kind} kernel was compiled for tile {tile}, {dtype} and a {layout} weight")
+    return kernel
+
+
+def prepare_all() -> None:
+    """Loads every kernel on the current device.
+
+    A first load beside a kernel that waits for a signal can wedge the context (rule R3).
+    """
+    kernels.prepare_call_entry()
+    for kind in ("all_gather_matmul", "matmul_reduce_scatter"):
+        for kernel in _compiled(kind):
+            kernel.prepare()
+
+
+def aligned(tensor: Tensor) -> bool:
+    return tensor.data_ptr() % ALIGNMENT == 0
+
+
+def weight_operand(weight: Tensor) -> tuple[Tensor, str, int]:
+    """A weight [K, N] as the kernels read it: with its layout, and the elements between its rows or columns.
+
+    Any other strides than those of a matrix, or of a transposed one, cost a copy.
+    """
+    down, across = weight.stride()
+    if across == 1 and down % GRANULE == 0 and aligned(weight):
+        return weight, "n_major", down
+    if down == 1 and across % GRANULE == 0 and aligned(weight):
+        return weight, "k_major", across
+    copy = weight.clone(memory_format=torch.contiguous_format)
+    return copy, "n_major", copy.stride(0)
+
+
+def rows_operand(x: Tensor) -> tuple[Tensor, int]:
+    """x [..., K] as [rows, K] with unit stride along K, and the elements between rows."""
+    flat = x.reshape(-1, x.shape[-1])
+    if flat.stride(1) != 1 or flat.stride(0) % GRANULE or not aligned(flat):
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat, flat.stride(0)
+
+
+def whole_operand(tensor: Tensor) -> Tensor:
+    """The tensor, contiguous and aligned."""
+    tensor = tensor.contiguous()
+    return tensor if aligned(tensor) else tensor.clone()
+
+
+def compiled_variants() -> list[tuple[str, str]]:
+    """(dtype, layout of the weight) for which both ops were compiled."""
+    gather, scatter = (
+        {(element, layout) for _, element, layout in _by_name(kind)}
+        for kind in ("all_gather_matmul", "matmul_reduce_scatter")
+    )
+    return sorted(gather & scatter)
