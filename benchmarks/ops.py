@@ -1,0 +1,197 @@
+"""The fused ops on GPUs against cuBLAS alone, NCCL + cuBLAS, and PyTorch's async TP.
+
+    python -m benchmarks.ops [--op all_gather_matmul] [--shapes 8192x6144x12288 ...] [--json FILE]
+
+Starts one process a GPU. For each shape M x N x K (N and K of one rank's weight, bf16, random data) prints
+the time of one call: the largest over ranks of the medians; all candidates take turns. "ratio" is the time
+over that of the matmul alone (cuBLAS, the better of both layouts of the weight), "efficiency" how much of the
+exposed communication is gone, 1 - (ours - matmul) / (unfused - matmul). Ours is the strategy's plan; what
+--plans lists is timed beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory  # registers the ops of async TP
+from torch import Tensor
+
+from benchmarks.gpu_timing import Candidate, host_us, paired
+from benchmarks.shapes import SHAPES, Shape
+from flux_inductor import ops  # noqa: F401  (registers the ops)
+from flux_inductor.planning.problem import Kind, Problem
+from flux_inductor.planning.strategy import choose
+from flux_inductor.planning.topology import Topology
+from flux_inductor.runtime.torch_private import process_group
+from tests.gpu.engine_ranks import nccl_group, run_gpu_ranks, why_not
+
+LINK_GBPS = 385  # of a copy engine, both directions at once
+BURST = 8
+
+
+def plan_for(kind: Kind, world: int, m: int, n: int, k: int, keep: bool) -> str:
+    """The strategy's plan, which may be to leave the pair unfused."""
+    problem = Problem(kind, world, 1, m // world, (n,), k, "bf16", return_gathered=keep)
+    return str(choose(problem, Topology("cuda", world, link="nvlink"), "auto").plan)
+
+
+def gather_candidates(group: str, m: int, n: int, k: int, plans: list[str]) -> dict[str, Candidate]:
+    world = process_group(group).size()
+    shard = torch.randn(m // world, k, device="cuda").bfloat16()
+    weight = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()
+    whole, product = shard.new_empty(m, k), shard.new_empty(m, n)
+    dist.all_gather_into_tensor(whole, shard, process_group(group))
+    other = weight.contiguous()
+    fused = torch.ops.flux_inductor.all_gather_matmul
+
+    def unfused() -> None:
+        gathered = shard.new_empty(m, k)
+        dist.all_gather_into_tensor(gathered, shard, process_group(group))
+        torch.mm(gathered, weight)
+
+    def ours(plan: str, keep: bool) -> Callable[[], list[Tensor]]:
+        return lambda: fused(shard, [weight], [], group, plan, 0, keep)
+
+    candidates: dict[str, Candidate] = {
+        "matmul": lambda: torch.mm(whole, weight, out=product),
+        "matmul, other layout": lambda: torch.mm(whole, other, out=product),
+        "unfused": unfused,
+        "async TP": lambda: torch.ops.symm_mem.fused_all_gather_matmul(shard, [weight], 0, group),
+        "ours": ours(plan_for("all_gather_matmul", world, m, n, k, False), False),
+        "ours, gathered kept": ours(plan_for("all_gather_matmul", world, m, n, k, True), True),
+    }
+    return candidates | {plan: ours(plan, False) for plan in plans}
+
+
+def scatter_candidates(group: str, m: int, n: int, k: int, plans: list[str]) -> dict[str, Candidate]:
+    world = process_group(group).size()
+    x = torch.randn(m, k, device="cuda").bfloat16()
+    weight = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()
+    product = x.new_empty(m, n)
+    other = weight.contiguous()
+    fused = torch.ops.flux_inductor.matmul_reduce_scatter
+
+    def unfused() -> None:
+        dist.reduce_scatter_tensor(
+            x.new_empty(m // world, n), torch.mm(x, weight), group=process_group(group)
+        )
+
+    def ours(plan: str) -> Callable[[], Tensor]:
+        return lambda: fused(x, weight, None, None, group, plan, 0, "sum", 1.0)
+
+    candidates: dict[str, Candidate] = {
+        "matmul": lambda: torch.mm(x, weight, out=product),
+        "matmul, other layout": lambda: torch.mm(x, other, out=product),
+        "unfused": unfused,
+        "async TP": lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, weight, "sum", 0, group),
+        "ours": ours(plan_for("matmul_reduce_scatter", world, m, n, k, False)),
+    }
+    return candidates | {plan: ours(plan) for plan in plans}
+
+
+CANDIDATES = {"all_gather_matmul": gather_candidates, "matmul_reduce_scatter": scatter_candidates}
+
+
+def measure(rank: int, world: int, shapes: list[tuple[Kind, Shape]], plans: list[str], rounds: int) -> Any:
+    """One row a shape and candidate; the same on every rank."""
+    group = nccl_group(world)
+    torch.use_deterministic_algorithms(False)  # no filling of new tensors while the clock runs
+    rows: list[dict[str, Any]] = []
+    for kind, (m, n, k) in shapes:
+        candidates = CANDIDATES[kind](group, m, n, k, plans)
+        for name, call in list(candidates.items()):
+            try:
+                call()
+            except ValueError as error:  # a plan whose tile was not compiled
+                if rank == 0:
+                    print(f"{name}: {error}", file=sys.stderr)
+                del candidates[name]
+        single = paired(candidates, process_group(group), rounds)
+        bursts = paired(candidates, process_group(group), max(rounds // 3, 3), BURST)
+        matmul = min(single["matmul"], single["matmul, other layout"])
+        burst_matmul = min(bursts["matmul"], bursts["matmul, other layout"])
+        moved = m // world * (world - 1) * (k if kind == "all_gather_matmul" else n) * 2
+        bound = max(matmul, moved / LINK_GBPS / 1e3)
+        for name, us in single.items():
+            rows.append(
+                {
+                    "op": kind,
+                    "m": m,
+                    "n": n,
+                    "k": k,
+                    "candidate": name,
+                    "plan": plan_for(kind, world, m, n, k, "kept" in name) if name.startswith("ours") else "",
+                    "us": us,
+                    "burst_us": bursts[name],
+                    "ratio": us / matmul,
+                    "burst_ratio": bursts[name] / burst_matmul,
+                    "bound_ratio": us / bound,
+                    "tflops": 2 * m * n * k / us / 1e6,
+                    "ect_us": us - matmul,
+                    "efficiency": 1 - (us - matmul) / (single["unfused"] - matmul),
+                    "host_us": host_us(candidates[name]) if name.startswith("ours") else math.nan,
+                }
+            )
+        if rank == 0:
+            print_shape(kind, (m, n, k), rows[-len(single) :])
+    return rows
+
+
+def print_shape(kind: Kind, shape: Shape, rows: list[dict[str, Any]]) -> None:
+    m, n, k = shape
+    print(f"\n{kind} M={m} N={n} K={k}")
+    print(f"{'':48}{'us':>9}{'ratio':>8}{'burst':>8}{'bound':>8}{'TFLOP/s':>9}{'effic.':>8}{'host us':>9}")
+    for row in rows:
+        print(
+            f"{row['candidate']:48}{row['us']:9.1f}{row['ratio']:8.3f}{row['burst_ratio']:8.3f}"
+            f"{row['bound_ratio']:8.3f}{row['tflops']:9.0f}{row['efficiency']:8.2f}{row['host_us']:9.1f}",
+            flush=True,
+        )
+
+
+def versions() -> dict[str, str]:
+    """What the figures depend on."""
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "gpu": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}",
+        "commit": git.stdout.strip(),
+        "command": "python -m benchmarks.ops " + " ".join(sys.argv[1:]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--op", choices=sorted(SHAPES), action="append", help="default: both")
+    parser.add_argument("--shapes", nargs="*", help="MxNxK; default: the shapes of the project's goals")
+    parser.add_argument("--plans", nargs="*", default=[], help="further plans to time")
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", help="write the figures there")
+    options = parser.parse_args()
+    if why_not(options.world):
+        raise SystemExit(f"benchmarks.ops cannot run here: {why_not(options.world)}")
+    given = [tuple(map(int, shape.split("x"))) for shape in options.shapes or []]
+    shapes = [(op, shape) for op in options.op or sorted(SHAPES) for shape in given or SHAPES[op]]
+    rows = run_gpu_ranks(measure, shapes, options.plans, options.rounds, world=options.world, timeout=900)[0]
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"versions": versions(), "rows": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+// Python's view of a group's CUDA workspace. Addresses and streams are integers.
+#include <pybind11/stl.h>
+
+#include "bindings_workspace.h"
+#include "workspace.h"
+
+namespace flux_inductor::cuda {
+namespace {
+
+namespace py = pybind11;
+using Address = std::uintptr_t;
+using Addresses = std::vector<Address>;
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+template <class T>
+std::vector<T*> pointers(Addresses const& addresses) {
+  std::vector<T*> result;
+  for (Address address : addresses) result.push_back(pointer<T>(address));
+  return result;
+}
+
+Workspace::Memory memory(int world, int rank, int device, Addresses const& slots,
+                         int64_t slot_bytes, Addresses const& words, int signals, Address own_words,
+                         Address errors, uint64_t wait_limit_ns) {
+  return {world,
+          rank,
+          device,
+          pointers<char>(slots),
+          slot_bytes,
+          pointers<uint32_t>(words),
+          signals,
+          pointer<uint32_t>(own_words),
+          pointer<ErrorRecord>(errors),
+          wait_limit_ns};
+}
+
+// (op, source, chunk, expected, seen), or None while there is no error.
+py::object read_error(Address address) {
+  auto const* record = pointer<ErrorRecord const volatile>(address);
+  if (record->state != 2) return py::none();
+  return py::make_tuple(static_cast<uint32_t>(record->op), static_cast<uint32_t>(record->source),
+                        static_cast<uint32_t>(record->chunk),
+                        static_cast<uint32_t>(record->expected),
+                        static_cast<uint32_t>(record->seen));
+}
+
+}  // namespace
+
+void bind_workspace(py::module_& m) {
+  py::class_<GatherCall>(m, "GatherCall")
+      .def(py::init([](std::vector<AllGatherMatmulKernel const*> const& kernels,
+                       std::vector<AllGatherMatmul> const& problems) {
+        GatherCall call;
+        for (size_t i = 0; i < kernels.size(); ++i) {
+          call.launches.emplace_back(kernels[i], problems.at(i));
+        }
+        return call;
+      }));
+  py::class_<ScatterCall>(m, "ScatterCall")
+      .def(
+          py::init([](MatmulReduceScatterKernel const* kernel, MatmulReduceScatter const& problem) {
+            return ScatterCall{kernel, problem};
+          }));
+  py::class_<Workspace>(m, "Workspace")
+      .def(
+          py::init([](int world, int rank, int device, Addresses const& slots, int64_t slot_bytes,
+                      Addresses const& words, int signals, Address own_words, Address errors,
+                      uint64_t wait_limit_ns) {
+            return std::make_unique<Workspace>(memory(world, rank, device, slots, slot_bytes, words,
+                                                      signals, own_words, errors, wait_limit_ns));
+          }),
+          py::arg("world"), py::arg("rank"), py::arg("device"), py::arg("slots"),
+          py::arg("slot_bytes"), py::arg("words"), py::arg("signals"), py::arg("own_words"),
+          py::arg("errors"), py::arg("wait_limit_ns"))
+      .def_property_readonly("captured", &Workspace::captured)
+      .def_property_readonly(
+          "copy_stream",
+          [](Workspace const& w) { return reinterpret_cast<Address>(w.copy_stream()); })
+      .def(
+          "all_gather_matmul",
+          [](Workspace& workspace, GatherCall const& call, Address shard, Addresses const& weights,
+             Addresses const& biases, Addresses const& products, Address gathered, Address stream) {
+            GatherOperands operands{pointer<void const>(shard), pointers<void const>(weights),
+                                    pointers<void const>(biases), pointers<void>(products),
+                                    pointer<void>(gathered)};
+            py::gil_scoped_release release;
+            return workspace.run(call, operands, pointer<CUstream_st>(stream));
+          })
+      .def("matmul_reduce_scatter",
+           [](Workspace& workspace, ScatterCall const& call, Address x, Address weight,
+              Address bias, Address addend, Address partials, Address result, Address stream) {
+             ScatterOperands operands{pointer<void const>(x),    pointer<void const>(weight),
+                                      pointer<void const>(bias), pointer<void const>(addend),
+                                      pointer<void>(partials),   pointer<void>(result)};
+             py::gil_scoped_release release;
+             return workspace.run(call, operands, pointer<CUstream_st>(stream));
+           });
+  m.def("symmetric_words", &SymmetricWords::count);
+  m.def("own_words", &OwnWords::count);
+  m.attr("ERROR_RECORD_BYTES") = sizeof(ErrorRecord);
+  m.attr("MEETING_CHUNK") = kMeetingChunk;
+  m.attr("MAX_RANKS") = kMaxRanks;
+  m.def("read_error", &read_error);
+  m.def("prepare_call_entry", &prepare_call_entry);
+}
+
+}  // namespace flux_inductor::cuda

@@ -1,0 +1,234 @@
+#include "workspace.h"
+
+#include <nvtx3/nvToolsExt.h>
+
+#include <stdexcept>
+
+#include "copy_engine.h"
+#include "launch_error.h"
+#include "shard_pull.h"
+
+namespace flux_inductor::cuda {
+namespace {
+
+constexpr int64_t kElementSize = 2;  // bf16 and fp16
+
+bool failed(ErrorRecord const* record) {
+  return *const_cast<uint32_t const volatile*>(&record->state) != 0;
+}
+
+// The capture that a stream belongs to; 0 if there is none.
+unsigned long long capture_of(cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  unsigned long long id = 0;
+  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo");
+  if (status == cudaStreamCaptureStatusInvalidated) {
+    throw std::runtime_error(
+        "a fused op was called in a CUDA graph capture that has failed before");
+  }
+  return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
+    changed_ = before_ != device;
+    if (changed_) check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  }
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  DeviceGuard(DeviceGuard const&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+class Range {
+ public:
+  explicit Range(char const* name) { nvtxRangePushA(name); }
+  ~Range() { nvtxRangePop(); }
+  Range(Range const&) = delete;
+};
+
+// Position of a peer's part among the parts of all peers, as seen by `rank`.
+int peer_index(int peer, int rank, int world) { return (peer - rank - 1 + world) % world; }
+
+}  // namespace
+
+Workspace::Workspace(Memory memory) : memory_(std::move(memory)) {
+  DeviceGuard guard(memory_.device);
+  int least = 0, greatest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
+  check_cuda(cudaStreamCreateWithPriority(&copies_, cudaStreamNonBlocking, greatest),
+             "copy stream");
+  for (cudaEvent_t* event : {&forked_, &joined_, &ended_}) {
+    check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event");
+  }
+  check_cuda(
+      cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, memory_.device),
+      "number of multiprocessors");
+  uint32_t one = 1;
+  check_cuda(
+      cudaMemcpy(memory_.own_words + OwnWords::kOne, &one, sizeof one, cudaMemcpyHostToDevice),
+      "the number 1");
+}
+
+Workspace::~Workspace() {
+  for (cudaEvent_t event : {forked_, joined_, ended_}) cudaEventDestroy(event);
+  cudaStreamDestroy(copies_);
+}
+
+Meeting Workspace::meeting(int first_word, Op op) const {
+  Meeting meeting{};
+  meeting.world = memory_.world;
+  meeting.rank = memory_.rank;
+  for (int i = 0; i < memory_.world; ++i) {
+    meeting.theirs[i] = memory_.words[i] + first_word + memory_.rank;
+  }
+  meeting.ours = memory_.words[memory_.rank] + first_word;
+  meeting.wait_limit_ns = memory_.wait_limit_ns;
+  meeting.errors = memory_.errors;
+  meeting.op = op;
+  return meeting;
+}
+
+Workspace::Turn Workspace::begin(cudaStream_t stream, int counters, Op op) {
+  unsigned long long capture = capture_of(stream);
+  bool first_of_graph = capture != 0 && capture != captured_.capture;
+  if (first_of_graph) captured_ = {capture};
+  // Eager calls on one side and those of a capture on the other cannot wait for each other; the
+  // order of a graph's launch and what is around it is whoever launches it to see to.
+  Sequence& sequence = capture != 0 ? captured_ : eager_;
+  if (sequence.any && sequence.last_stream != stream) {
+    check_cuda(cudaEventRecord(ended_, sequence.last_stream), "cudaEventRecord");
+    check_cuda(cudaStreamWaitEvent(stream, ended_, 0), "cudaStreamWaitEvent");
+  }
+  Turn mine{sequence.turn, stream};
+  sequence.turn ^= 1;
+  sequence.last_stream = stream;
+  sequence.any = true;
+
+  CallEntry entry{};
+  entry.epoch = epoch(memory_.rank);
+  entry.replayed = memory_.own_words + OwnWords::kReplayed;
+  entry.words = memory_.own_words + OwnWords::kClaims;
+  entry.count = counters > 0 ? OwnWords::zeroed(counters) : 0;
+  entry.captured = capture != 0;
+  entry.first_of_graph = first_of_graph;
+  entry.meeting = meeting(SymmetricWords::kEntry, op);
+  enter_call(entry, stream);
+  return mine;
+}
+
+void Workspace::fork(Turn const& turn) {
+  check_cuda(cudaEventRecord(forked_, turn.stream), "cudaEventRecord");
+  check_cuda(cudaStreamWaitEvent(copies_, forked_, 0), "cudaStreamWaitEvent");
+}
+
+void Workspace::end(Turn const& turn) {
+  check_cuda(cudaEventRecord(joined_, copies_), "cudaEventRecord");
+  check_cuda(cudaStreamWaitEvent(turn.stream, joined_, 0), "cudaStreamWaitEvent");
+}
+
+bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cudaStream_t stream) {
+  if (failed(memory_.errors)) return false;
+  Range range("flux_inductor.all_gather_matmul");
+  DeviceGuard guard(memory_.device);
+  int world = memory_.world, rank = memory_.rank;
+  AllGatherMatmul common = call.launches.front().second;
+  bool pulled = operands.gathered != nullptr;
+  int flags = pulled ? world * ceil_div(common.rows, common.rows_per_chunk) : 0;
+  Turn turn = begin(stream, flags, Op::all_gather_matmul);
+
+  common.own_shard = operands.shard;
+  if (!pulled) {
+    fork(turn);
+    ShardPush push{};
+    for (int i = 0; i < world; ++i) {
+      push.gathered[i] = slot(i, turn.slot);
+      push.signals[i] = signals(i, turn.slot);
+    }
+    common.epoch = epoch(rank);
+    push_shard(common, push, copies_);
+  } else {
+    // Peers may still pull when the caller reuses the input, so they pull from a slot.
+    int64_t shard_stride = int64_t(common.rows) * common.k;
+    copy_own_shard(common, slot(rank, turn.slot), shard_stride, stream);
+    meet(meeting(SymmetricWords::kReady, Op::all_gather_matmul), epoch(rank), stream);
+    fork(turn);
+    ShardPull pull{};
+    for (int i = 0; i < world; ++i) {
+      pull.shards[i] = slot(i, turn.slot);
+    }
+    pull.gathered = operands.gathered;
+    pull.flags = memory_.own_words + OwnWords::kCounters;
+    pull_shards(common, pull, copies_);
+    char* own = static_cast<char*>(operands.gathered) + rank * shard_stride * kElementSize;
+    copy_own_shard(common, own, world * shard_stride, copies_);
+  }
+
+  for (size_t i = 0; i < call.launches.size(); ++i) {
+    auto const& [kernel, sizes] = call.launches[i];
+    AllGatherMatmul problem = sizes;
+    problem.own_shard = operands.shard;
+    problem.gathered = pulled ? operands.gathered : slot(rank, turn.slot);
+    problem.weight = operands.weights[i];
+    problem.bias = operands.biases[i];
+    problem.product = operands.products[i];
+    problem.signals = pulled ? memory_.own_words + OwnWords::kCounters : signals(rank, turn.slot);
+    problem.epoch = pulled ? memory_.own_words + OwnWords::kOne : epoch(rank);
+    problem.multiprocessors = multiprocessors_;
+    problem.wait_limit_ns = memory_.wait_limit_ns;
+    problem.errors = memory_.errors;
+    kernel->launch(problem, stream);
+  }
+  end(turn);
+  return true;
+}
+
+bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cudaStream_t stream) {
+  if (failed(memory_.errors)) return false;
+  Range range("flux_inductor.matmul_reduce_scatter");
+  DeviceGuard guard(memory_.device);
+  int world = memory_.world, rank = memory_.rank;
+  MatmulReduceScatter problem = call.problem;
+  int counters = world * scatter_chunks_per_part(problem, call.kernel->tile);
+  Turn turn = begin(stream, counters, Op::matmul_reduce_scatter);
+
+  int64_t part_bytes = int64_t(problem.strips) * problem.rows * problem.n * kElementSize;
+  PartialsPush push{};
+  for (int i = 0; i < world; ++i) {
+    if (i == rank) {
+      problem.parts[i] = operands.result;
+      continue;
+    }
+    int64_t offset = peer_index(i, rank, world) * part_bytes;
+    problem.parts[i] = static_cast<char*>(operands.partials) + offset;
+    problem.partials[i] = slot(rank, turn.slot) + offset;
+    push.partials[i] = slot(i, turn.slot) + peer_index(rank, i, world) * part_bytes;
+    push.arrived[i] = signals(i, turn.slot);
+  }
+  problem.x = operands.x;
+  problem.weight = operands.weight;
+  problem.bias = operands.bias;
+  problem.addend = operands.addend;
+  problem.counters = memory_.own_words + OwnWords::kCounters;
+  problem.arrived = signals(rank, turn.slot);
+  problem.epoch = epoch(rank);
+  problem.claims = memory_.own_words + OwnWords::kClaims;
+  problem.multiprocessors = multiprocessors_;
+  problem.wait_limit_ns = memory_.wait_limit_ns;
+  problem.errors = memory_.errors;
+
+  fork(turn);
+  // The kernel first: should a copy fail to be queued, nothing waits for ever.
+  call.kernel->launch(problem, stream);
+  push_partials(problem, call.kernel->tile, push, copies_);
+  end(turn);
+  return true;
+}
+
+}  // namespace flux_inductor::cuda
