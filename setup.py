@@ -27,7 +27,7 @@ setup(
     name="flux_inductor",
     version=VERSION,
     description="A torch.compile backend that overlaps tensor-parallel collectives with matmuls",
-    long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
+    long_description=(ROOT / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],

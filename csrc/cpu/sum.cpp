@@ -4,7 +4,7 @@
 #include <cstring>
 
 // One binary runs everywhere and still uses wide vectors where there are any.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
 #define FLUX_WIDE_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FLUX_WIDE_VECTORS
