@@ -26,7 +26,8 @@ from flux_inductor.passes.sizes import divides, dtype_text, equal, is_tensor, sa
 aten = torch.ops.aten
 # A matmul behind more sums than this is not looked for: in a residual stream the search would go on for ever.
 _MOST_SUMS = 8
-_SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
+_QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 
 
 Steps = tuple[tuple[Node, Move], ...]  # row-structural nodes, in the order in which data passes them
@@ -105,19 +106,16 @@ class ScatterSite:
 def explore(collective: Collective) -> ScatterSite | Reason:
     """The matmul that makes what is scattered, or why none can be fused."""
     world = collective.world
-    product, dim, obstacle = cast(Node, collective.node.args[0]), 0, None
-    whole = pieces.concatenation_of(product)
-    if whole is not None and not whole.is_identity():
-        product = whole.source
-        if whole.dim == 0 and not whole.without_dim and whole.is_by_shards(world):
-            dim = whole.cut
-        else:
+    scattered, dim, obstacle = cast(Node, collective.node.args[0]), 0, None
+    whole = pieces.concatenation_of(scattered)
+    if whole is None or whole.is_identity():
+        product, others = scattered, _other_users(scattered, collective.node)
+    else:
+        product, others = whole.source, _other_users_of_parts(whole, collective.node)
+        dim = whole.cut
+        if whole.dim != 0 or whole.without_dim or not whole.is_by_shards(world):
             obstacle = whole.complaint(world)
-        if not _only_cut(whole):
-            obstacle = obstacle or _used_elsewhere(product)
-    elif not _has_one_user(product):
-        obstacle = _used_elsewhere(product)
-    found = _find_matmul(Term(product, obstacle=obstacle), world)
+    found = _find_matmul(Term(product, obstacle=obstacle or _needed_by(product, others)), world)
     if isinstance(found, Reason):
         return found
     matmul, term = found
@@ -132,21 +130,25 @@ def explore(collective: Collective) -> ScatterSite | Reason:
     return site
 
 
-def _only_cut(whole: pieces.Concatenation) -> bool:
-    """Whether the source goes nowhere but into this concatenation."""
+def _other_users(node: Node, user: Node) -> list[Node]:
+    return [one for one in node.users if one is not user]
+
+
+def _other_users_of_parts(whole: pieces.Concatenation, user: Node) -> list[Node]:
+    """What else needs the source, a part of it, or the concatenation, beside `user` of the latter."""
     parts = cast(list[Node], whole.node.args[0])
-    cuts = {part.args[0] if part.target is not aten.slice.Tensor else part for part in parts}
-    alone = _has_one_user(whole.node) and all(set(part.users) == {whole.node} for part in parts)
-    return alone and set(whole.source.users) <= cuts
+    cuts = [part if part.target in pieces.CUTS else part.args[0] for part in parts]
+    others = [one for one in whole.source.users if one not in cuts]
+    return [
+        *others,
+        *(one for part in parts for one in _other_users(part, whole.node)),
+        *_other_users(whole.node, user),
+    ]
 
 
-def _has_one_user(node: Node) -> bool:
-    return len(node.users) == 1
-
-
-def _used_elsewhere(node: Node) -> Reason:
-    users = ", ".join(user.name for user in node.users)
-    return Reason("product-used", f"{node.name} is needed whole, by {users}")
+def _needed_by(node: Node, others: list[Node]) -> Reason | None:
+    names = ", ".join(other.name for other in others)
+    return Reason("product-used", f"{node.name} is also needed by {names}") if others else None
 
 
 def _find_matmul(product: Term, world: int) -> tuple[Matmul, Term] | Reason:
@@ -191,7 +193,8 @@ def _through_views(term: Term, world: int) -> Term:
         node = term.node
         whole = pieces.concatenation_of(node)
         if whole is not None and whole.is_identity():
-            used = None if _only_cut(whole) else _used_elsewhere(whole.source)
+            others = _other_users_of_parts(whole, next(iter(node.users)))
+            used = _needed_by(whole.source, others)
             term = replace(term, node=whole.source, obstacle=term.obstacle or used)
             continue
         source = node.args[0] if node.args else None
@@ -202,8 +205,7 @@ def _through_views(term: Term, world: int) -> Term:
             steps = ((node, move), *term.steps)
             obstacle = _cast_obstacle(source, node) if node.target is CONVERT and move is Move.CAST else None
             term = replace(term, steps=steps)
-        elif node.target in _SCALES and isinstance(node.args[1], (int, float)):
-            factor = 1 / node.args[1] if node.target in (aten.div.Tensor, aten.div.Scalar) else node.args[1]
+        elif (factor := _factor(node)) is not None:
             obstacle = None if tensor(node).dtype == tensor(source).dtype else _cast_obstacle(source, node)
             term = replace(term, scale=term.scale * factor)
         else:
@@ -211,10 +213,19 @@ def _through_views(term: Term, world: int) -> Term:
         term = _step_back(term, source, obstacle)
 
 
+def _factor(node: Node) -> float | None:
+    """The number by which the node multiplies its first input, None if it does something else."""
+    if node.target not in (*_PRODUCTS, *_QUOTIENTS) or not isinstance(node.args[1], (int, float)):
+        return None
+    number = node.args[1]
+    if node.target in _PRODUCTS:
+        return number
+    return 1 / number if number != 0 else None
+
+
 def _step_back(term: Term, source: Node, obstacle: Reason | None) -> Term:
-    if obstacle is None and not _has_one_user(source):
-        obstacle = _used_elsewhere(source)
-    return replace(term, node=source, obstacle=term.obstacle or obstacle)
+    obstacle = term.obstacle or obstacle or _needed_by(source, _other_users(source, term.node))
+    return replace(term, node=source, obstacle=obstacle)
 
 
 def _cast_obstacle(source: Node, node: Node) -> Reason:

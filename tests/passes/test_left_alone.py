@@ -208,6 +208,7 @@ def test_addmm_with_factors(group: Group) -> None:
         (lambda g, x, w: scatter(x @ w, 0, g, "max"), "reduce-op", "max"),
         (lambda g, x, w: scatter((x @ w).double(), 0, g), "cast", "fp32 product;float64"),
         (lambda g, x, w: scatter((x @ w) * w.sum(), 0, g), "no-matmul", "no product;mul"),
+        (lambda g, x, w: scatter((x @ w) / 0, 0, g), "no-matmul", "no product;div"),
         (lambda g, x, w: scatter((x @ w).t(), 0, g), "no-matmul", "no product;permute"),
         (lambda g, x, w: scatter(torch.sub(x @ w, x), 0, g), "no-matmul", "no product;sub"),
     ],
@@ -221,7 +222,7 @@ def test_product_that_is_needed_whole(group: Group) -> None:
         product = x @ w
         return product, scatter(product, 1, group)
 
-    left(fn, "product-used", "is needed whole, by split, output", randn(3, 4, 8), randn(8, 6))
+    left(fn, "product-used", "is also needed by output", randn(3, 4, 8), randn(8, 6))
 
 
 def test_matmul_between_gather_and_scatter_joins_the_gather(group: Group) -> None:
