@@ -1,0 +1,77 @@
+// all_gather + matmul: the kernel put together, and its launcher. Instantiated by
+// all_gather_matmul_*.cu.
+#pragma once
+
+#include "kernel_traits.cuh"  // before other headers of CuTe, which it configures
+
+#include "all_gather_matmul.h"
+#include "gated_mainloop.cuh"
+#include "tile_scheduler.cuh"
+
+namespace flux_inductor::cuda {
+
+template <class Config, ElementType type, WeightLayout layout>
+struct AllGatherMatmulTraits {
+  using Element = ElementOf<type>;
+  // accumulator + bias; a null bias adds nothing
+  using AddBias = cutlass::epilogue::fusion::Sm90EVT<
+      cutlass::epilogue::fusion::Sm90Compute<cutlass::plus, Element, float,
+                                             cutlass::FloatRoundStyle::round_to_nearest>,
+      cutlass::epilogue::fusion::Sm90AccFetch,
+      cutlass::epilogue::fusion::Sm90RowBroadcast<0, typename Config::Shape, Element, float>>;
+  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Config::Shape,
+      typename Config::Cluster, cutlass::epilogue::collective::EpilogueTileAuto, float, float, void,
+      RowStride, 8, Element, RowStride, 8, typename Config::EpilogueSchedule,
+      AddBias>::CollectiveOp;
+  using Kernel =
+      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>,
+                                           GatedMainloop<Mainloop<Config, type, layout, Epilogue>>,
+                                           Epilogue, FixedTileScheduler>;
+
+  static TileOrder order(AllGatherMatmul const& p) {
+    constexpr Tile tile = Config::tile;
+    return TileOrder({p.world, p.rank, p.strips, ceil_div(p.rows, tile.m), ceil_div(p.n, tile.n),
+                      tile.cluster_m, tile.cluster_n, p.group});
+  }
+
+  static void launch(AllGatherMatmul const& p, cudaStream_t stream) {
+    typename Kernel::Arguments arguments{};
+    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    arguments.problem_shape = {p.rows, p.n, p.k, p.strips * p.world};
+    auto& mainloop = arguments.mainloop;
+    // With one rank there is nothing to gather, and no buffer: any valid address does.
+    mainloop.ptr_A = static_cast<Element const*>(p.world > 1 ? p.gathered : p.own_shard);
+    mainloop.dA = {p.k, {}, int64_t(p.rows) * p.k};
+    mainloop.ptr_B = static_cast<Element const*>(p.weight);
+    mainloop.dB = weight_stride<layout>(p.weight_stride);
+    mainloop.own_shard = static_cast<Element const*>(p.own_shard);
+    mainloop.own_stride = {p.own_row_stride, {}, p.own_strip_stride};
+    mainloop.gate = {p.signals,
+                     p.epoch,
+                     p.world,
+                     p.rank,
+                     p.rows,
+                     p.rows_per_chunk,
+                     ceil_div(p.rows, p.rows_per_chunk),
+                     {p.wait_limit_ns, p.errors, Op::all_gather_matmul}};
+    auto& epilogue = arguments.epilogue;
+    epilogue.thread = {{}, {static_cast<Element const*>(p.bias)}, {}};
+    epilogue.ptr_D = static_cast<Element*>(p.product);
+    epilogue.dD = {p.n, {}, int64_t(p.rows) * p.n};
+    arguments.scheduler.order = order(p);
+    launch_kernel<Kernel>(arguments, p.multiprocessors, stream);
+  }
+
+  static AllGatherMatmulKernel entry() {
+    return {Config::tile,
+            type,
+            layout,
+            Kernel::SharedStorageSize,
+            Kernel::DispatchPolicy::Stages,
+            &launch,
+            &resident_clusters<Kernel>};
+  }
+};
+
+}  // namespace flux_inductor::cuda

@@ -1,0 +1,36 @@
+// all_gather + matmul: host interface of the kernels.
+#pragma once
+
+#include "error_record.h"
+#include "kernel_registry.h"
+
+namespace flux_inductor::cuda {
+
+// product[strip, r * rows + i, :] = shard_of_rank_r[strip, i, :] @ weight + bias, for one weight.
+// With several weights on one gather, launch once for each on one stream: later launches find the
+// signals raised.
+struct AllGatherMatmul {
+  int world, rank;
+  int strips, rows;  // a shard is [strips, rows, k]
+  int n, k;          // multiples of 8
+  void const* own_shard;
+  int64_t own_row_stride, own_strip_stride;  // elements, multiples of 8
+  void const* gathered;  // [strips, world, rows, k] contiguous; the own rows are never read
+  void const* weight;
+  int64_t weight_stride;    // elements between rows of [n, k] (k_major) or [k, n] (n_major)
+  void const* bias;         // [n] or null
+  void* product;            // [strips, world * rows, n] contiguous
+  uint32_t const* signals;  // [world * chunks_per_shard]; see Gate
+  uint32_t const* epoch;    // device memory; the value that this call's signals reach
+  int rows_per_chunk;
+  int group;            // rows of clusters swept together
+  int multiprocessors;  // to use at most
+  uint64_t wait_limit_ns;
+  ErrorRecord* errors;
+};
+
+using AllGatherMatmulKernel = KernelEntry<AllGatherMatmul>;
+
+std::vector<AllGatherMatmulKernel> const& all_gather_matmul_kernels();
+
+}  // namespace flux_inductor::cuda

@@ -1,0 +1,191 @@
+// Python's view of the CUDA kernels: addresses, streams and sizes are integers. No check is made
+// here; the runtime passes what it has checked.
+#include <pybind11/stl.h>
+
+#include "all_gather_matmul.h"
+#include "bindings.h"
+#include "bindings_workspace.h"
+#include "call_entry.h"
+#include "copy_engine.h"
+#include "matmul_reduce_scatter.h"
+
+namespace flux_inductor::cuda {
+namespace {
+
+namespace py = pybind11;
+using Address = std::uintptr_t;
+using Addresses = std::vector<Address>;
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+cudaStream_t stream_of(Address stream) { return pointer<CUstream_st>(stream); }
+
+template <class T>
+void fill(T* (&array)[kMaxRanks], Addresses const& addresses) {
+  for (size_t i = 0; i < addresses.size() && i < kMaxRanks; ++i)
+    array[i] = pointer<T>(addresses[i]);
+}
+
+// Members that hold an address become integer properties.
+template <class Class, class Problem, class T>
+void address_property(Class& c, char const* name, T* Problem::* member) {
+  c.def_property(
+      name, [member](Problem const& p) { return reinterpret_cast<Address>(p.*member); },
+      [member](Problem& p, Address address) { p.*member = pointer<T>(address); });
+}
+template <class Class, class Problem, class T>
+void addresses_property(Class& c, char const* name, T* (Problem::*member)[kMaxRanks]) {
+  c.def_property(
+      name,
+      [member](Problem const& p) {
+        Addresses addresses;
+        for (T* each : p.*member) addresses.push_back(reinterpret_cast<Address>(each));
+        return addresses;
+      },
+      [member](Problem& p, Addresses const& addresses) { fill(p.*member, addresses); });
+}
+
+void bind_all_gather_matmul(py::module_& m) {
+  using P = AllGatherMatmul;
+  py::class_<P> c(m, "AllGatherMatmul");
+  c.def(py::init([] { return P{}; }));
+  for (auto [name, member] : std::initializer_list<std::pair<char const*, int P::*>>{
+           {"world", &P::world},
+           {"rank", &P::rank},
+           {"strips", &P::strips},
+           {"rows", &P::rows},
+           {"n", &P::n},
+           {"k", &P::k},
+           {"rows_per_chunk", &P::rows_per_chunk},
+           {"group", &P::group},
+           {"multiprocessors", &P::multiprocessors}}) {
+    c.def_readwrite(name, member);
+  }
+  c.def_readwrite("own_row_stride", &P::own_row_stride);
+  c.def_readwrite("own_strip_stride", &P::own_strip_stride);
+  c.def_readwrite("weight_stride", &P::weight_stride);
+  c.def_readwrite("wait_limit_ns", &P::wait_limit_ns);
+  address_property(c, "own_shard", &P::own_shard);
+  address_property(c, "gathered", &P::gathered);
+  address_property(c, "weight", &P::weight);
+  address_property(c, "bias", &P::bias);
+  address_property(c, "product", &P::product);
+  address_property(c, "signals", &P::signals);
+  address_property(c, "epoch", &P::epoch);
+  address_property(c, "errors", &P::errors);
+}
+
+void bind_matmul_reduce_scatter(py::module_& m) {
+  using P = MatmulReduceScatter;
+  py::class_<P> c(m, "MatmulReduceScatter");
+  c.def(py::init([] { return P{}; }));
+  for (auto [name, member] : std::initializer_list<std::pair<char const*, int P::*>>{
+           {"world", &P::world},
+           {"rank", &P::rank},
+           {"strips", &P::strips},
+           {"rows", &P::rows},
+           {"n", &P::n},
+           {"k", &P::k},
+           {"group", &P::group},
+           {"chunk_columns", &P::chunk_columns},
+           {"multiprocessors", &P::multiprocessors}}) {
+    c.def_readwrite(name, member);
+  }
+  c.def_readwrite("x_row_stride", &P::x_row_stride);
+  c.def_readwrite("weight_stride", &P::weight_stride);
+  c.def_readwrite("scale", &P::scale);
+  c.def_readwrite("wait_limit_ns", &P::wait_limit_ns);
+  address_property(c, "x", &P::x);
+  address_property(c, "weight", &P::weight);
+  address_property(c, "bias", &P::bias);
+  address_property(c, "addend", &P::addend);
+  addresses_property(c, "parts", &P::parts);
+  addresses_property(c, "partials", &P::partials);
+  address_property(c, "counters", &P::counters);
+  address_property(c, "arrived", &P::arrived);
+  address_property(c, "epoch", &P::epoch);
+  address_property(c, "claims", &P::claims);
+  address_property(c, "errors", &P::errors);
+}
+
+template <class Problem>
+void bind_kernels(py::module_& m, char const* class_name, char const* list_name,
+                  std::vector<KernelEntry<Problem>> const& (*kernels)()) {
+  using Entry = KernelEntry<Problem>;
+  py::class_<Entry>(m, class_name)
+      .def_property_readonly("tile", [](Entry const& e) { return to_string(e.tile); })
+      .def_property_readonly(
+          "element",
+          [](Entry const& e) { return e.element == ElementType::bf16 ? "bf16" : "fp16"; })
+      .def_property_readonly(
+          "layout",
+          [](Entry const& e) { return e.layout == WeightLayout::k_major ? "k_major" : "n_major"; })
+      .def_readonly("shared_memory", &Entry::shared_memory)
+      .def_readonly("stages", &Entry::stages)
+      .def("prepare", [](Entry const& e) { return e.prepare(); })
+      .def("launch", [](Entry const& e, Problem const& p, Address stream) {
+        e.launch(p, stream_of(stream));
+      });
+  m.def(list_name, kernels, py::return_value_policy::reference);
+}
+
+void bind_module(py::module_& m) {
+  bind_all_gather_matmul(m);
+  bind_matmul_reduce_scatter(m);
+  bind_kernels(m, "AllGatherMatmulKernel", "all_gather_matmul_kernels", &all_gather_matmul_kernels);
+  bind_kernels(m, "MatmulReduceScatterKernel", "matmul_reduce_scatter_kernels",
+               &matmul_reduce_scatter_kernels);
+
+  py::class_<ScatterChunk>(m, "ScatterChunk")
+      .def_readonly("part", &ScatterChunk::part)
+      .def_readonly("index", &ScatterChunk::index)
+      .def_readonly("first_row", &ScatterChunk::first_row)
+      .def_readonly("last_row", &ScatterChunk::last_row)
+      .def_readonly("first_column", &ScatterChunk::first_column)
+      .def_readonly("last_column", &ScatterChunk::last_column)
+      .def_readonly("tiles", &ScatterChunk::tiles);
+  m.def("scatter_chunks",
+        [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p) {
+          return scatter_chunks(p, kernel.tile);
+        });
+  m.def("scatter_chunks_per_part",
+        [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p) {
+          return scatter_chunks_per_part(p, kernel.tile);
+        });
+  // The entry of an eager call after an eager one: no meeting of ranks. `replayed` is a word that
+  // is zero.
+  m.def("enter_call",
+        [](Address epoch, Address replayed, Address words, int count, Address stream) {
+          CallEntry entry{};
+          entry.epoch = pointer<uint32_t>(epoch);
+          entry.replayed = pointer<uint32_t>(replayed);
+          entry.words = pointer<uint32_t>(words);
+          entry.count = count;
+          enter_call(entry, stream_of(stream));
+        });
+  m.def("push_shard", [](AllGatherMatmul const& p, Addresses const& gathered,
+                         Addresses const& signals, Address stream) {
+    ShardPush push{};
+    fill(push.gathered, gathered);
+    fill(push.signals, signals);
+    push_shard(p, push, stream_of(stream));
+  });
+  m.def("push_partials", [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p,
+                            Addresses const& partials, Addresses const& arrived, Address stream) {
+    PartialsPush push{};
+    fill(push.partials, partials);
+    fill(push.arrived, arrived);
+    push_partials(p, kernel.tile, push, stream_of(stream));
+  });
+}
+
+}  // namespace
+}  // namespace flux_inductor::cuda
+
+void flux_inductor::bind_cuda(pybind11::module_& module) {
+  auto submodule = module.def_submodule("cuda", "The CUDA kernels; addresses are integers.");
+  cuda::bind_module(submodule);
+  cuda::bind_workspace(submodule);
+}

@@ -1,0 +1,22 @@
+// What a kernel writes when one of its waits runs into the time limit (rule R4).
+#pragma once
+
+#include <cstdint>
+
+namespace flux_inductor::cuda {
+
+enum class Op : uint32_t { all_gather_matmul = 1, matmul_reduce_scatter = 2 };
+
+// Lives in pinned host memory, so that the host can look at it without a synchronisation and also
+// after a failure of the context. The first wait that fails fills it; all later waits of the group
+// return at once.
+struct ErrorRecord {
+  uint32_t state;   // 0: no error; 1: being written; 2: complete
+  uint32_t op;      // Op
+  uint32_t source;  // rank whose chunk did not arrive
+  uint32_t chunk;   // index of that chunk in its part
+  uint32_t expected;
+  uint32_t seen;
+};
+
+}  // namespace flux_inductor::cuda

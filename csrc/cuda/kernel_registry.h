@@ -1,0 +1,41 @@
+// What was compiled: the menu of tiles of each kernel family, as data.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace flux_inductor::cuda {
+
+inline constexpr int kMaxRanks = 8;  // whose memory one kernel can address
+
+enum class ElementType : int { bf16 = 0, fp16 = 1 };
+enum class WeightLayout : int { k_major = 0, n_major = 1 };
+
+struct Tile {
+  int m, n, k;
+  int cluster_m, cluster_n;
+  bool pingpong;
+};
+
+// "256x192x64/2x1", with "/pingpong" behind it where that schedule is used: the text of plans.
+inline std::string to_string(Tile const& tile) {
+  return std::to_string(tile.m) + "x" + std::to_string(tile.n) + "x" + std::to_string(tile.k) +
+         "/" + std::to_string(tile.cluster_m) + "x" + std::to_string(tile.cluster_n) +
+         (tile.pingpong ? "/pingpong" : "");
+}
+
+template <class Problem>
+struct KernelEntry {
+  Tile tile;
+  ElementType element;
+  WeightLayout layout;
+  int shared_memory;  // bytes per block
+  int stages;         // of the mainloop's pipeline
+  void (*launch)(Problem const&, cudaStream_t);
+  int (*prepare)();  // loads the kernel; returns the clusters resident at once
+};
+
+}  // namespace flux_inductor::cuda

@@ -1,0 +1,59 @@
+#include "matmul_reduce_scatter.h"
+
+#include <algorithm>
+
+namespace flux_inductor::cuda {
+
+// One family a translation unit, since each takes minutes to compile.
+std::vector<MatmulReduceScatterKernel> matmul_reduce_scatter_bf16_k_major();
+
+std::vector<MatmulReduceScatterKernel> const& matmul_reduce_scatter_kernels() {
+  static std::vector<MatmulReduceScatterKernel> const kernels =
+      matmul_reduce_scatter_bf16_k_major();
+  return kernels;
+}
+
+// Peers' parts first, from the right-hand neighbour's on so that no two ranks send to the same rank
+// at once; own part last.
+TileOrder scatter_order(MatmulReduceScatter const& p, Tile const& tile) {
+  return TileOrder({p.world, (p.rank + 1) % p.world, p.strips, ceil_div(p.rows, tile.m),
+                    ceil_div(p.n, tile.n), tile.cluster_m, tile.cluster_n, p.group});
+}
+
+ScatterChunks scatter_cut(MatmulReduceScatter const& p, Tile const& tile) {
+  return ScatterChunks(scatter_order(p, tile), p.chunk_columns);
+}
+
+int scatter_chunks_per_part(MatmulReduceScatter const& p, Tile const& tile) {
+  return scatter_cut(p, tile).per_part();
+}
+
+std::vector<ScatterChunk> scatter_chunks(MatmulReduceScatter const& p, Tile const& tile) {
+  TileOrder order = scatter_order(p, tile);
+  ScatterChunks cut = scatter_cut(p, tile);
+  int all_rows = p.strips * order.m_tiles();  // of tiles
+  // Row of the part, seen as [strips * rows, n], at which a row of tiles begins; the last tile of a
+  // strip may be short.
+  auto row_at = [&](int tiles) {
+    return tiles / order.m_tiles() * p.rows + tiles % order.m_tiles() * tile.m;
+  };
+  std::vector<ScatterChunk> chunks;
+  for (int step = 0; step + 1 < p.world; ++step) {
+    int part = (p.rank + 1 + step) % p.world;
+    for (int group = 0; group < order.groups(); ++group) {
+      int first_m = group * order.group() * order.cluster_m();
+      int last_m = std::min(all_rows, first_m + order.rows_of_group(group) * order.cluster_m());
+      for (int column = 0; column < cut.per_group(); ++column) {
+        int first_n = column * cut.columns_of_chunk() * order.cluster_n();
+        int last_n =
+            std::min(order.n_tiles(), first_n + cut.columns_of_chunk() * order.cluster_n());
+        chunks.push_back({part, group * cut.per_group() + column, row_at(first_m), row_at(last_m),
+                          first_n * tile.n, std::min(p.n, last_n * tile.n),
+                          (last_m - first_m) * (last_n - first_n)});
+      }
+    }
+  }
+  return chunks;
+}
+
+}  // namespace flux_inductor::cuda

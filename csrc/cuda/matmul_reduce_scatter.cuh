@@ -1,0 +1,78 @@
+// matmul + reduce_scatter: the kernel put together, and its launcher. Instantiated by
+// matmul_reduce_scatter_*.cu.
+#pragma once
+
+#include "kernel_traits.cuh"  // before other headers of CuTe, which it configures
+
+#include "claimed_scheduler.cuh"
+#include "matmul_reduce_scatter.h"
+#include "scatter_epilogue.cuh"
+
+namespace flux_inductor::cuda {
+
+template <class Config, ElementType type, WeightLayout layout>
+struct MatmulReduceScatterTraits {
+  using Element = ElementOf<type>;
+  using Finish =
+      cutlass::epilogue::fusion::LinCombPerColBias<Element, float, Element, Element, float>;
+  using PlainEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Config::Shape,
+      typename Config::Cluster, cutlass::epilogue::collective::EpilogueTileAuto, float, float,
+      Element, RowStride, 8, Element, RowStride, 8, typename Config::EpilogueSchedule,
+      Finish>::CollectiveOp;
+  using Epilogue = ScatterEpilogue<typename SeparateSourceBuffers<PlainEpilogue>::type>;
+  // The pingpong kernel advances each warpgroup's state of the source pipeline by one source for
+  // every tile of the other warpgroup. Our tiles have none or several: that must come to the same.
+  static_assert(!Config::tile.pingpong ||
+                    Epilogue::get_load_pipe_increment(typename Config::Shape{}) %
+                            (2 * Epilogue::DispatchPolicy::StagesC) ==
+                        0,
+                "a source must be a whole number of turns of its pipeline");
+  using Kernel =
+      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>,
+                                           Mainloop<Config, type, layout, Epilogue>, Epilogue,
+                                           ClaimingTileScheduler<Config::tile.pingpong ? 2 : 1>>;
+
+  static void launch(MatmulReduceScatter const& p, cudaStream_t stream) {
+    typename Kernel::Arguments arguments{};
+    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    arguments.problem_shape = {p.rows, p.n, p.k, p.strips * p.world};
+    auto& mainloop = arguments.mainloop;
+    mainloop.ptr_A = static_cast<Element const*>(p.x);
+    mainloop.dA = {p.x_row_stride, {}, p.rows * p.x_row_stride};
+    mainloop.ptr_B = static_cast<Element const*>(p.weight);
+    mainloop.dB = weight_stride<layout>(p.weight_stride);
+    auto& epilogue = arguments.epilogue;
+    epilogue.order = scatter_order(p, Config::tile);
+    epilogue.chunks = scatter_cut(p, Config::tile);
+    epilogue.rank = p.rank;
+    epilogue.rows = p.rows;
+    epilogue.n = p.n;
+    epilogue.scale = p.scale;
+    epilogue.counters = p.counters;
+    epilogue.arrived = p.arrived;
+    epilogue.epoch = p.epoch;
+    epilogue.limit = {p.wait_limit_ns, p.errors, Op::matmul_reduce_scatter};
+    epilogue.bias = static_cast<Element const*>(p.bias);
+    epilogue.addend = static_cast<Element const*>(p.addend);
+    for (int i = 0; i < p.world; ++i) {
+      epilogue.parts[i] = static_cast<Element*>(p.parts[i]);
+      epilogue.partials[i] = static_cast<Element const*>(p.partials[i]);
+    }
+    arguments.scheduler.order = epilogue.order;
+    arguments.scheduler.claims = p.claims;
+    launch_kernel<Kernel>(arguments, p.multiprocessors, stream);
+  }
+
+  static MatmulReduceScatterKernel entry() {
+    return {Config::tile,
+            type,
+            layout,
+            Kernel::SharedStorageSize,
+            Kernel::DispatchPolicy::Stages,
+            &launch,
+            &resident_clusters<Kernel>};
+  }
+};
+
+}  // namespace flux_inductor::cuda

@@ -1,0 +1,108 @@
+// Signals between ranks as the kernels see them: a bounded wait, and the raising of a counter.
+#pragma once
+
+#include <cstdint>
+
+#include "core/epoch.h"
+#include "error_record.h"
+
+namespace flux_inductor::cuda {
+
+// Every device function of a wait needs these; one copy per kernel, passed by value in its
+// parameters.
+struct WaitLimit {
+  uint64_t nanoseconds;
+  ErrorRecord* record;
+  Op op;
+};
+
+__device__ __forceinline__ uint32_t load_acquire_system(uint32_t const* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_release_system(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void add_release_system(uint32_t* address, uint32_t value) {
+  asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+// Orders the generic proxy's accesses (a signal just acquired) with those of the async proxy (the
+// TMA that follows).
+__device__ __forceinline__ void fence_generic_to_async() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// Waits until all bulk stores that this thread has committed are complete and visible. Not the
+// .read form: that one only says that shared memory may be reused.
+__device__ __forceinline__ void wait_for_own_bulk_stores() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ uint64_t global_nanoseconds() {
+  uint64_t value;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(value));
+  return value;
+}
+
+__device__ inline void record_timeout(WaitLimit const& limit, uint32_t source, uint32_t chunk,
+                                      uint32_t expected, uint32_t seen) {
+  ErrorRecord* record = limit.record;
+  if (atomicCAS_system(&record->state, 0u, 1u) != 0u) return;
+  record->op = static_cast<uint32_t>(limit.op);
+  record->source = source;
+  record->chunk = chunk;
+  record->expected = expected;
+  record->seen = seen;
+  __threadfence_system();
+  atomicExch_system(&record->state, 2u);
+}
+
+// The rest of the wait, when the signal was not there at the first look. Returns when it is, when
+// the limit has passed, or when another wait has failed; a kernel whose wait failed computes on
+// with whatever is in memory and ends, so that nothing hangs, and the host raises.
+//
+// The record is in host memory and must be looked at seldom: read at the pace of the signal by
+// every multiprocessor, it keeps the copy engine from its work, which then takes a hundred times
+// longer.
+__device__ __forceinline__ void wait_slowly(uint32_t const* signal, uint32_t expected,
+                                            WaitLimit const& limit, uint32_t source,
+                                            uint32_t chunk) {
+  constexpr uint64_t kNanosecondsBetweenLooks = 1000000;
+  uint64_t start = global_nanoseconds();
+  uint64_t look = start + kNanosecondsBetweenLooks;
+  while (!reached(load_acquire_system(signal), expected)) {
+    __nanosleep(50);
+    uint64_t now = global_nanoseconds();
+    if (now < look) continue;
+    look = now + kNanosecondsBetweenLooks;
+    if (load_acquire_system(&limit.record->state) != 0u) return;
+    if (now - start > limit.nanoseconds) {
+      record_timeout(limit, source, chunk, expected, load_acquire_system(signal));
+      return;
+    }
+  }
+}
+
+// One thread waits for a signal to reach `expected`; what its sender wrote before it is then
+// visible to the thread.
+__device__ __forceinline__ void wait_for_signal(uint32_t const* signal, uint32_t expected,
+                                                WaitLimit const& limit, uint32_t source,
+                                                uint32_t chunk) {
+  if (!reached(load_acquire_system(signal), expected))
+    wait_slowly(signal, expected, limit, source, chunk);
+}
+
+// A whole warp waits, one lane looks. What the sender wrote is then visible to TMA operations of
+// the warp, too, that it starts after fence_generic_to_async().
+__device__ __forceinline__ void warp_waits_for_signal(uint32_t const* signal, uint32_t expected,
+                                                      WaitLimit const& limit, uint32_t source,
+                                                      uint32_t chunk) {
+  if (threadIdx.x % 32 == 0) wait_for_signal(signal, expected, limit, source, chunk);
+  __syncwarp();
+}
+
+}  // namespace flux_inductor::cuda

@@ -1,0 +1,29 @@
+// The tiles each family is compiled for. Which of them a call uses is decided by the plan.
+#pragma once
+
+#include "kernel_traits.cuh"
+
+namespace flux_inductor::cuda {
+
+template <class... Configs>
+struct Menu {};
+
+// Large tiles need the fewest bytes for each operation, small ones fill the last wave; widths
+// between powers of two suit the N of common layers.
+using AllGatherMatmulMenu =
+    Menu<TileConfig<256, 192, 2, 1>, TileConfig<128, 256, 2, 1>, TileConfig<256, 128, 2, 1>,
+         TileConfig<128, 192, 2, 1>, TileConfig<256, 160, 2, 1>, TileConfig<128, 224, 2, 1>,
+         TileConfig<128, 160, 2, 1>, TileConfig<128, 128, 2, 1, true>,
+         TileConfig<64, 256, 2, 1, true>>;
+using MatmulReduceScatterMenu =
+    Menu<TileConfig<256, 192, 2, 1>, TileConfig<128, 256, 2, 1>, TileConfig<256, 128, 2, 1>,
+         TileConfig<128, 192, 2, 1>, TileConfig<128, 128, 2, 1, true>,
+         TileConfig<64, 256, 2, 1, true>>;
+
+template <template <class, ElementType, WeightLayout> class Traits, ElementType type,
+          WeightLayout layout, class... Configs>
+auto compile_menu(Menu<Configs...>) {
+  return std::vector{Traits<Configs, type, layout>::entry()...};
+}
+
+}  // namespace flux_inductor::cuda
