@@ -1,0 +1,122 @@
+"""all_gather + matmul kernels: numbers, bits, and waits, with all ranks played by one process."""
+
+import pytest
+import torch
+
+from .kernels import kernels
+
+if kernels is None:
+    pytest.skip("needs a Hopper GPU and the CUDA kernels", allow_module_level=True)
+
+from .numerics import product, randoms, relative_error, weight
+from .virtual_ranks import AllGatherMatmulCall, VirtualGroup
+
+TILES = sorted({entry.tile for entry in kernels.all_gather_matmul_kernels()})
+FAMILIES = sorted({(entry.element, entry.layout) for entry in kernels.all_gather_matmul_kernels()})
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def run(
+    world: int,
+    shape: tuple[int, int, int, int],
+    tile: str,
+    element: str = "bf16",
+    layout: str = "k_major",
+    chunk: int = 10**6,
+    sweep: int = 4,
+    delay_cycles: int = 0,
+    bias: bool = False,
+    weights: int = 1,
+) -> None:
+    """One call on every rank, checked against fp64 and, bit by bit, the kernel on the gathered input."""
+    strips, rows, n, k = shape
+    dtype = DTYPES[element]
+    group = VirtualGroup(world)
+    devices = [rank.device for rank in group.ranks]
+    shards = randoms(world, (strips, rows, k), dtype, devices)
+    w = [[weight(k, n + 64 * i, dtype, d, layout) for i in range(weights)] for d in devices]
+    b = [[torch.randn(x.shape[1], device=x.device).to(dtype) if bias else None for x in ws] for ws in w]
+    results = AllGatherMatmulCall(group, shards, w, tile, min(chunk, rows), b, sweep).run(delay_cycles)
+    for rank in group.ranks:
+        assert rank.error()["state"] == 0, rank.error()
+        whole = torch.cat([s.to(rank.device) for s in shards], dim=1)
+        alone = VirtualGroup(1)
+        for mine, x, y in zip(results[rank.index], w[rank.index], b[rank.index], strict=True):
+            reference = product(whole, x, y)
+            unfused = torch.matmul(whole, x) if y is None else torch.matmul(whole, x) + y
+            error = relative_error(mine, reference)
+            assert error <= 2 * relative_error(unfused, reference), (rank.index, error)
+            if rank.device.index == 0:
+                same = AllGatherMatmulCall(alone, [whole], [[x]], tile, whole.shape[1], [[y]], sweep).run()
+                assert torch.equal(mine, same[0][0])
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_every_tile_on_two_ranks(tile: str) -> None:
+    run(2, (1, 512, 768, 512), tile, bias=True)
+
+
+@pytest.mark.parametrize(("element", "layout"), FAMILIES)
+def test_every_family(element: str, layout: str) -> None:
+    run(2, (1, 384, 512, 512), TILES[0], element, layout, bias=True)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("shape", [(1, 1, 8, 8), (1, 200, 328, 136), (3, 77, 264, 72), (2, 300, 1000, 264)])
+def test_ragged_shapes(world: int, shape: tuple[int, int, int, int]) -> None:
+    run(world, shape, TILES[0], chunk=64)
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_delayed_chunks(world: int) -> None:
+    for chunk, sweep in [(64, 1), (100, 2), (256, 8)]:
+        run(world, (1, 256, 1536, 512), TILES[-1], chunk=chunk, sweep=sweep, delay_cycles=3_000_000)
+
+
+def test_several_weights_share_a_gather() -> None:
+    run(4, (2, 130, 512, 256), TILES[0], chunk=50, delay_cycles=2_000_000, bias=True, weights=3)
+
+
+def test_strided_shard() -> None:
+    group = VirtualGroup(1)
+    storage = torch.randn(2, 100, 512, device=group.ranks[0].device).bfloat16()
+    shard = storage[:, :, 128:384]
+    w = weight(256, 264, torch.bfloat16, shard.device, "k_major")
+    (result,) = AllGatherMatmulCall(group, [shard], [[w]], TILES[0], 100).run()
+    assert relative_error(result[0], product(shard, w)) < 4e-3
+
+
+def test_missing_chunk_ends_the_wait() -> None:
+    group = VirtualGroup(2)
+    devices = [rank.device for rank in group.ranks]
+    shards = randoms(2, (1, 256, 128), torch.bfloat16, devices)
+    w = [[weight(128, 256, torch.bfloat16, d, "k_major")] for d in devices]
+    AllGatherMatmulCall(group, shards, w, TILES[0], 128, wait_limit_ns=50_000_000).run(push=False)
+    for rank in group.ranks:
+        error = rank.error()
+        assert (error["state"], error["op"], error["source"]) == (2, 1, 1 - rank.index), error
+        assert error["chunk"] in (0, 1)
+        assert (error["expected"], error["seen"]) == (8, 0), error
+
+
+def test_results_do_not_change_from_run_to_run() -> None:
+    group = VirtualGroup(4)
+    devices = [rank.device for rank in group.ranks]
+    shards = randoms(4, (1, 192, 256), torch.bfloat16, devices)
+    w = [[weight(256, 520, torch.bfloat16, d, "k_major")] for d in devices]
+    call = AllGatherMatmulCall(group, shards, w, TILES[0], 64)
+    first = [[product.clone() for product in products] for products in call.run()]
+    for i in range(20):
+        again = call.run(delay_cycles=100_000 * (i % 3))
+        assert all(torch.equal(x[0], y[0]) for x, y in zip(first, again, strict=True))
+
+
+def test_not_a_number_stays_in_its_row() -> None:
+    group = VirtualGroup(2)
+    devices = [rank.device for rank in group.ranks]
+    shards = randoms(2, (1, 128, 256), torch.bfloat16, devices)
+    shards[1][0, 5, 7] = torch.nan
+    w = [[weight(256, 256, torch.bfloat16, d, "k_major")] for d in devices]
+    for result in AllGatherMatmulCall(group, shards, w, TILES[0], 128).run():
+        bad = result[0].isnan().all(-1).nonzero()[:, 1].tolist()
+        assert bad == [128 + 5]
