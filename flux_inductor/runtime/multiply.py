@@ -15,12 +15,14 @@ def with_blas_strides(weight: Tensor) -> Tensor:
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, out: Tensor) -> None:
     """out = scale * (x @ weight) + bias, of [rows, K], [K, N] and [N]."""
-    if bias is not None:
+    if bias is not None and scale != 0.0:
         torch.addmm(bias, x, weight, alpha=scale, out=out)
         return
     torch.mm(x, weight, out=out)
     if scale != 1.0:
         out.mul_(scale)
+    if bias is not None:  # addmm with alpha=0 skips the product, and with it NaN and Inf
+        out.add_(bias)
 
 
 def multiply_strips(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, out: Tensor) -> None:

@@ -69,10 +69,12 @@ class ReferenceEngine:
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float = 1.0) -> Tensor:
     """scale * (x @ weight) + bias, of [rows, K], [K, N] and [N], rounded once where the bias is fused."""
-    if bias is not None:
+    if bias is not None and scale != 0.0:
         return torch.addmm(bias, x, weight, alpha=scale)
     product = torch.mm(x, weight)
-    return product if scale == 1.0 else product * scale
+    product = product if scale == 1.0 else product * scale
+    # addmm with alpha=0 skips the product, and with it NaN and Inf.
+    return product if bias is None else product + bias
 
 
 def all_gather(shard: Tensor, group: str, dim: int) -> Tensor:

@@ -103,6 +103,22 @@ def _empty_and_alone(rank: int, world: int) -> None:
     torch.testing.assert_close(nothing, torch.ones(4 * world, 8))
 
 
+def _scaled_by_zero(rank: int, world: int) -> None:
+    from flux_inductor import ops  # noqa: F401
+
+    scatter = torch.ops.flux_inductor.matmul_reduce_scatter
+    x, w, b = torch.randn(4, 6), torch.randn(6, 8), torch.randn(8)
+    x[0, 0] = torch.inf
+    for plan in (PLAN, "unfused"):
+        for bias in (None, b):
+            result = scatter(x, w, bias, None, "0", plan, 0, "sum", 0.0)
+            assert bool(result.isnan().all(1)[0]) == (rank == 0), plan
+
+
+def test_a_scale_of_zero_keeps_nan() -> None:
+    run_ranks(_scaled_by_zero, 2)
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_empty_inputs_and_a_lone_rank(world: int) -> None:
     run_ranks(_empty_and_alone, world)
