@@ -20,6 +20,7 @@ from flux_inductor.options import options as options_in_context
 from flux_inductor.passes.fusion_pass import FusionPass
 from flux_inductor.passes.record import CollectiveRecord
 from flux_inductor.runtime.detect import publish_host, topology_of
+from flux_inductor.runtime.liveness import publish_process
 from flux_inductor.tools import kept
 from flux_inductor.tools.log import GraphLog
 
@@ -100,6 +101,7 @@ class _Hook(FusionPass):
         # Inductor asks on every rank, also on one that then finds the graph in its cache and never runs the
         # pass: the others may be waiting to hear where this rank is.
         publish_host()
+        publish_process()
         return super().uuid()
 
 

@@ -7,6 +7,7 @@ every rank comes to the same decision at the same call, since descriptors are co
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flux_inductor import _core
-from flux_inductor.runtime import rendezvous, torch_private, trace
+from flux_inductor.runtime import liveness, rendezvous, torch_private, trace
 from flux_inductor.runtime.cpu_call import Call
 from flux_inductor.runtime.errors import (
     REMEDY,
@@ -27,6 +28,8 @@ from flux_inductor.runtime.errors import (
 from flux_inductor.runtime.groups import process_group
 
 FIRST_EPOCH = 0  # the epoch before the first call
+CLOSE_LIMIT_S = 1.0
+LOOK_PERIOD_S = 0.2  # between looks for ranks that ended before the first call; each asks the store
 INLINE_BYTES = 128 << 10  # a call that moves less does so itself: a thread takes longer to wake
 
 
@@ -50,6 +53,7 @@ class CpuGroup:
         self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._dead = ""
+        self._next_look = 0.0
 
     @property
     def workspace_bytes(self) -> int:
@@ -106,13 +110,19 @@ class CpuGroup:
         return self._scratch[: count * dtype.itemsize].view(dtype)
 
     def close(self) -> None:
-        with self.lock:
+        """Gives everything back, but for a call that another thread is still waiting in: that keeps what it
+        uses, and ends by itself. Neither the program's end nor another group has to wait for it."""
+        self._dead = self._dead or "it was destroyed"
+        if not self.lock.acquire(timeout=CLOSE_LIMIT_S):
+            return
+        try:
             if self._workspace is not None:
                 self._workspace.leave()
-            self._dead = self._dead or "it was destroyed"
             self._release()
             self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
             del self._thread
+        finally:
+            self.lock.release()
 
     def _release(self) -> None:
         self._buffers.clear()
@@ -144,6 +154,7 @@ class CpuGroup:
             # Each making of the group has its own keys, so that none of a destroyed one are read.
             made = self._store.add(f"flux_inductor/made/{self.rank}", 1)
             self._prefix = f"flux_inductor/{made}"
+            liveness.publish_process()
         self._generation += 1
         prefix = f"{self._prefix}/{self._generation}"
         own, handle = rendezvous.make_segment(call.descriptor, capacity, self._epoch)
@@ -190,6 +201,11 @@ class CpuGroup:
             ) from error
 
     def _check_peers(self, call: Call) -> None:
-        """Raises if a peer in the workspace that is being replaced has failed or left."""
+        """Raises if a peer has ended, or, in the workspace that is being replaced, has failed or left."""
         if self._workspace is not None:
             call.check(self._workspace.health())
+        elif time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + LOOK_PERIOD_S
+            ended = liveness.ended_rank(process_group(self.name))
+            if ended is not None:
+                raise PeerLostError(f"the process of rank {ended} has ended before the ranks met")

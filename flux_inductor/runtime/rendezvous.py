@@ -46,14 +46,14 @@ def make_segment(descriptor: str, capacity: tuple[int, int], epoch: int) -> tupl
     """This rank's segment of (signals, bytes of one buffer), or none and a handle that tells why."""
     try:
         own = Segment.create(*capacity, epoch)
-    except OSError as error:
+        return own, Handle.of(own, descriptor)
+    except (OSError, MemoryError) as error:
         reason = (
-            f"no shared memory for the two buffers of a fused op ({error.strerror}); raise the memory limit "
-            "of the container or of the process (ulimit -f, -v), make the op smaller, or run unfused with "
-            "FLUX_INDUCTOR_ENGINE=reference"
+            f"no shared memory for the two buffers of a fused op ({error}); raise the memory limit of the "
+            "container or the limits of the process (ulimit -f, -n, -v), make the op smaller, or run unfused "
+            "with FLUX_INDUCTOR_ENGINE=reference"
         )
         return None, Handle(descriptor=descriptor, failure=reason)
-    return own, Handle.of(own, descriptor)
 
 
 def exchange(
