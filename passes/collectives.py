@@ -46,6 +46,16 @@ class Collective:
         return [user for user in self.node.users if user.target is WAIT]
 
 
+def merge_waits(graph: Graph) -> None:
+    """Leaves the first of several waits for one collective: the others give the same tensor."""
+    first: dict[object, Node] = {}
+    for node in graph.find_nodes(op="call_function", target=WAIT):
+        kept = first.setdefault(node.args[0], node)
+        if kept is not node:
+            node.replace_all_uses_with(kept)
+            graph.erase_node(node)
+
+
 def find_collectives(graph: Graph) -> Iterator[Collective]:
     """Every collective, in the order of the graph. A wait counts if its collective is in another graph."""
     for node in graph.nodes:

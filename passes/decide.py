@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import sympy
 import torch
+from torch._inductor import config as inductor_config
 from torch.fx import Node
 
 from flux_inductor.options import Options
@@ -75,6 +76,9 @@ def unsuitable(
     collective: Collective, dtype: torch.dtype, x: torch.Tensor, operands: Iterable[Node]
 ) -> Reason | None:
     """Why no fused op takes `x`, in that dtype, with these operands; None if one may."""
+    if inductor_config.cpp_wrapper:
+        text = "Inductor's cpp_wrapper cannot call ops that return lists of tensors, and crashes; set it to False"
+        return Reason("cpp-wrapper", text)
     if isinstance(collective.group, Reason):
         return collective.group
     tensors = [tensor(node) for node in operands]

@@ -9,7 +9,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
 from flux_inductor.passes import gather_site, scatter_site
-from flux_inductor.passes.collectives import WAIT, Collective, find_collectives
+from flux_inductor.passes.collectives import WAIT, Collective, find_collectives, merge_waits
 from flux_inductor.passes.decide import Setting, decide, gather_problem, scatter_problem, unsuitable
 from flux_inductor.passes.dependencies import Dependencies
 from flux_inductor.passes.gather_pair import GatherPair, pair_of
@@ -32,6 +32,7 @@ def fuse(graph: Graph, name: str, setting: Setting) -> list[CollectiveRecord]:
     Returns:
         One record a collective, in the order of the graph as it was given.
     """
+    merge_waits(graph)
     collectives = list(find_collectives(graph))
     if not collectives:
         return []

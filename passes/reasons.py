@@ -31,6 +31,7 @@ CODES: dict[str, tuple[str, bool]] = {
     "unknown-size": ("a symbolic size does not say what must be known", True),
     "group": ("the process group has no name here, or does not contain this rank", True),
     "one-rank": ("the group has one rank: there is nothing to overlap", False),
+    "cpp-wrapper": ("Inductor's option cpp_wrapper is set", True),
     "empty": ("a tensor without elements", False),
     # What the strategy says.
     "topology": ("no fused op for this topology", True),

@@ -254,6 +254,24 @@ return [v1, v2]""",
     )
 
 
+def test_two_waits_for_one_gather(group: Group) -> None:
+    """Inductor of torch 2.14 merges equal gathers, but not their waits."""
+
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        started = torch.ops._c10d_functional.all_gather_into_tensor(x, 2, group.group_name)
+        return wait(started) @ w, wait(started).relu()
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(8, 6)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, True)
+v1 [8,6] = v0[0]
+v2 [8,8] = v0[1]
+v3 [8,8] = relu(v2)
+return [v1, v3]""",
+    )
+
+
 def test_right_operand_elsewhere(group: Group) -> None:
     """A weight gradient beside the product: the op gives both."""
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor, randn
+from torch._inductor import config as inductor_config
 from torch.distributed import config as dist_config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -232,6 +233,11 @@ def test_matmul_between_gather_and_scatter_joins_the_gather(group: Group) -> Non
 
 
 # ---------------------------------------------------------------- conditions
+
+
+def test_a_wrapper_that_cannot_call_the_ops(group: Group) -> None:
+    with inductor_config.patch(cpp_wrapper=True):
+        left(lambda x, w: gather(x, 0, group) @ w, "cpp-wrapper", "set it to False", randn(4, 8), randn(8, 6))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
