@@ -49,11 +49,12 @@ BOXES = {
     "report": Box(4.2, 2.6, "report", "flux_inductor/tools/\nreport.py, explain.py", "flux_inductor"),
     "strategy": Box(10.0, 2.6, "Problem → Plan", "planning/: topology,\ncost, strategy", "planning"),
     "node": Box(7.1, 2.6, "one op node", 'all_gather_matmul(x, [w], group,\n"mesh push chunk=64")', "passes"),
-    "code": Box(1.3, 0.6, "compiled code", "torch: Inductor", "torch"),
-    "ops": Box(4.2, 0.6, "op", "flux_inductor/ops.py", "flux_inductor"),
-    "engine": Box(7.1, 0.6, "engine", "runtime/: engine, groups,\ndetect", "runtime"),
-    "reference": Box(10.0, 1.1, "reference", "collective, then matmul", "runtime"),
-    "cpu": Box(10.0, 0.1, "cpu", "csrc/: shared memory, signals,\nchunk by chunk", "csrc"),
+    "code": Box(1.3, 0.35, "compiled code", "torch: Inductor", "torch"),
+    "ops": Box(4.2, 0.35, "op", "flux_inductor/ops.py", "flux_inductor"),
+    "engine": Box(7.1, 0.35, "engine", "runtime/: engine, groups,\ndetect", "runtime"),
+    "reference": Box(10.0, 1.3, "reference", "collective, then matmul", "runtime"),
+    "cpu": Box(10.0, 0.35, "cpu", "csrc/cpu: shared memory,\nchunk by chunk", "csrc"),
+    "cuda": Box(10.0, -0.6, "cuda", "csrc/cuda: copy engines,\nkernels that wait for signals", "csrc"),
 }
 ARROWS = (
     ("model", "backend"),
@@ -66,20 +67,21 @@ ARROWS = (
     ("ops", "engine"),
     ("engine", "reference"),
     ("engine", "cpu"),
+    ("engine", "cuda"),
 )
 
 
 def draw_architecture() -> Figure:
     """The way of the data: compile time above, run time below; a colour for each folder."""
-    figure = Figure(figsize=(11.4, 5.6))
+    figure = Figure(figsize=(11.4, 6.2))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, 11.4)
-    axes.set_ylim(-0.55, 5.05)
+    axes.set_ylim(-1.15, 5.05)
     axes.axis("off")
     axes.add_patch(Rectangle((0.05, 1.98), 11.3, 3.02, facecolor="#FAFAFA", edgecolor="#BBBBBB"))
-    axes.add_patch(Rectangle((0.05, -0.5), 11.3, 2.3, facecolor="#FAFAFA", edgecolor="#BBBBBB"))
+    axes.add_patch(Rectangle((0.05, -1.1), 11.3, 2.9, facecolor="#FAFAFA", edgecolor="#BBBBBB"))
     axes.text(0.15, 4.78, "compile time, once for each graph", fontsize=11, color="#666666")
-    axes.text(0.15, 1.55, "run time, every step", fontsize=11, color="#666666")
+    axes.text(1.45, 1.5, "run time, every step", fontsize=11, color="#666666")
     for start, end in ARROWS:
         _arrow(axes, BOXES[start], BOXES[end])
     # The rewritten graph becomes the compiled code: between the two frames to the left.
