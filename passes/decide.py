@@ -77,7 +77,7 @@ def unsuitable(
 ) -> Reason | None:
     """Why no fused op takes `x`, in that dtype, with these operands; None if one may."""
     if inductor_config.cpp_wrapper:
-        text = "Inductor's cpp_wrapper cannot call ops that return lists of tensors, and crashes; set it to False"
+        text = "Inductor's cpp_wrapper crashes on ops that return lists of tensors; set it to False"
         return Reason("cpp-wrapper", text)
     if isinstance(collective.group, Reason):
         return collective.group

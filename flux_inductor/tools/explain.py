@@ -36,7 +36,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
     compiled = fn if _is_compiled(fn) else torch.compile(fn, backend=flux_inductor)
     moment = log.mark()
     with options(fx_graph_cache=False, fx_graph_remote_cache=False):
-        args, kwargs = tree_map(_leaf, (args, kwargs))
+        args, kwargs = tree_map(_without_history, (args, kwargs))
         _backward(compiled(*args, **kwargs))
     if compiled is fn and log.mark()[0] == moment[0]:
         raise ValueError(
@@ -55,10 +55,13 @@ def _is_compiled(fn: object) -> bool:
     return hasattr(fn, "_torchdynamo_orig_callable")
 
 
-def _leaf(value: object) -> object:
-    """The same data without the history that led to it: the backward must stop here."""
+def _without_history(value: object) -> object:
+    """The same data without the history that led to it: the backward must stop here.
+
+    A copy of a leaf, not the leaf itself, since `fn` may change it in place.
+    """
     if isinstance(value, Tensor) and not value.is_leaf:
-        return value.detach().requires_grad_(value.requires_grad)
+        return value.detach().requires_grad_().clone()
     return value
 
 

@@ -61,6 +61,15 @@ def test_the_history_of_an_argument_stays_usable() -> None:
     assert leaf.grad is not None
 
 
+def test_an_argument_with_a_history_may_be_changed_in_place() -> None:
+    def fn(x: Tensor, *weights: Tensor) -> Tensor:
+        return mlp(x.mul_(2), *weights)
+
+    x = torch.ones(8, HIDDEN, requires_grad=True) * 1
+    assert _explain_always(fn, x, *inputs()[1:]) == [("forward", 2), ("backward", 2)]
+    assert bool((x == 1).all())
+
+
 def test_a_compiled_function_keeps_its_options_and_is_compiled_anew() -> None:
     with fake_ranks(2):
         compiled = torch.compile(mlp, backend=backend, options={"strategy": "always"})
