@@ -39,16 +39,18 @@ def enabled() -> bool:
 def key_of(gm: torch.fx.GraphModule, example_inputs: Sequence[object], *decisive: object) -> str:
     """A key for the graph as Dynamo hands it over; equal in every process that compiles the same.
 
+    Ranks may share it, as they share Inductor's cache: what a plan is made from is the same on all of them.
+
     Args:
         gm: Dynamo's graph.
         example_inputs: its tensors and symbolic sizes; shapes, strides, dtypes and devices count.
         decisive: whatever else decides the rewrite, each with a repr that names it fully.
     """
-    rank = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else ()
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     inputs = [_describe(value) for value in example_inputs]
     # Bodies of higher-order operators, such as activation checkpointing, are modules of their own.
     graphs = [str(module.graph) for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
-    text = repr((graphs, inputs, torch.is_grad_enabled(), rank, decisive))
+    text = repr((graphs, inputs, torch.is_grad_enabled(), world, decisive))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
