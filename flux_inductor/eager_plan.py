@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flux_inductor.options import resolve
-from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.strategy import Mode, choose
 from flux_inductor.planning.topology import Topology
 from flux_inductor.runtime.detect import topology_of
@@ -30,6 +30,7 @@ def plan_gather(x: Tensor, weights: Sequence[Tensor], group: str, dim: int, retu
         depth=x.shape[-1],
         dtype=DTYPE_NAMES[x.dtype],
         return_gathered=return_gathered,
+        layout=_layout(weights),
     )
     return _plan(problem, group, x.device.type)
 
@@ -48,8 +49,13 @@ def plan_scatter(x: Tensor, weight: Tensor, group: str, dim: int, *, has_addend:
         dtype=DTYPE_NAMES[x.dtype],
         split="columns" if by_columns else "rows",
         addend=has_addend,
+        layout=_layout([weight]),
     )
     return _plan(problem, group, x.device.type)
+
+
+def _layout(weights: Sequence[Tensor]) -> Layout:
+    return "k_major" if all(weight.stride(0) == 1 for weight in weights) else "n_major"
 
 
 def _plan(problem: Problem, group: str, device: str) -> str:

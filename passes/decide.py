@@ -15,7 +15,15 @@ from flux_inductor.passes.collectives import Collective
 from flux_inductor.passes.gather_pair import GatherPair
 from flux_inductor.passes.reasons import Reason
 from flux_inductor.passes.scatter_site import ScatterSite
-from flux_inductor.passes.sizes import DTYPE_NAMES, as_expression, dtype_text, equal, product, tensor
+from flux_inductor.passes.sizes import (
+    DTYPE_NAMES,
+    as_expression,
+    dtype_text,
+    equal,
+    layout_of,
+    product,
+    tensor,
+)
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import Decision, choose
 from flux_inductor.planning.topology import Topology
@@ -46,6 +54,7 @@ def gather_problem(pair: GatherPair) -> Problem:
         depth=as_expression(depth),
         dtype=DTYPE_NAMES[pair.dtype],
         return_gathered=bool(pair.used),
+        layout=layout_of(one.matmul.weight for one in pair.consumers),
     )
 
 
@@ -64,6 +73,7 @@ def scatter_problem(site: ScatterSite) -> Problem:
         dtype=DTYPE_NAMES[tensor(site.product).dtype],
         split="columns" if site.by_columns else "rows",
         addend=site.has_addend,
+        layout=layout_of([site.matmul.weight]),
     )
 
 

@@ -10,6 +10,8 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from flux_inductor.planning.problem import Layout
+
 Size: TypeAlias = int | torch.SymInt
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -65,6 +67,11 @@ def tensor(node: Node) -> torch.Tensor:
 def is_tensor(node: object) -> TypeGuard[Node]:
     """Whether this is a node that makes one tensor: graphs also hold sizes, meshes and tuples."""
     return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def layout_of(weights: Iterable[Node]) -> Layout:
+    """How the weights [K, N] lie: column by column, all of them, or not."""
+    return "k_major" if all(equal(tensor(weight).stride(0), 1) for weight in weights) else "n_major"
 
 
 def shape_text(shape: Sequence[Size]) -> str:

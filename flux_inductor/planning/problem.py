@@ -10,6 +10,7 @@ import sympy
 Kind: TypeAlias = Literal["all_gather_matmul", "matmul_reduce_scatter"]
 Split: TypeAlias = Literal["rows", "columns"]
 Size: TypeAlias = int | sympy.Expr
+Layout: TypeAlias = Literal["k_major", "n_major"]
 
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -29,6 +30,7 @@ class Problem:
         dtype: "bf16", "fp16" or "fp32".
         return_gathered: all_gather_matmul also returns the gathered tensor.
         addend: matmul_reduce_scatter adds another tensor before it reduces.
+        layout: "k_major" if every weight [K, N] lies column by column, as in x @ W.t(), else "n_major".
     """
 
     kind: Kind
@@ -41,6 +43,7 @@ class Problem:
     split: Split = "rows"
     return_gathered: bool = False
     addend: bool = False
+    layout: Layout = "k_major"
 
     def __post_init__(self) -> None:
         # Compilers hand over known sizes as sympy integers, too.

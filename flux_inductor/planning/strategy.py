@@ -15,7 +15,7 @@ import sympy
 from flux_inductor.planning.cost import predict
 from flux_inductor.planning.machine import MACHINES, MachineModel
 from flux_inductor.planning.plan import UNFUSED, Direction, Plan, PlanTable, single
-from flux_inductor.planning.problem import Problem, Size
+from flux_inductor.planning.problem import Layout, Problem, Size
 from flux_inductor.planning.table import MOST_ROWS, SizesOfM, table_by_m
 from flux_inductor.planning.tiles import MENUS, fitted, kernel_limit
 from flux_inductor.planning.topology import Device, Topology
@@ -27,6 +27,9 @@ DIRECTIONS: tuple[Direction, ...] = ("push", "pull")
 
 # Devices on which an engine executes fused plans; the runtime adds those that this installation has.
 _engines: set[Device] = {"cpu"}
+# Dtypes and layouts of weights that an engine was compiled for; a device that is not here takes all.
+Variant: TypeAlias = tuple[str, Layout]
+_variants: dict[Device, frozenset[Variant]] = {}
 NO_ENGINE: dict[Device, str] = {
     "cpu": "no engine here executes fused ops on the CPU",
     "cuda": "the package was built without CUDA kernels",
@@ -87,17 +90,20 @@ def choose(
     """
     if mode not in MODES:
         raise ValueError(f"strategy {mode!r} is unknown; valid: {', '.join(MODES)}")
-    return _choose(problem, topology, mode, frozenset(_engines if engines is None else engines))
+    if engines is not None:
+        return _choose(problem, topology, mode, frozenset(engines), None)
+    return _choose(problem, topology, mode, frozenset(_engines), _variants.get(topology.device))
 
 
-def add_engine(device: Device) -> None:
-    """Tells that this installation has an engine for a device."""
+def add_engine(device: Device, variants: Collection[Variant]) -> None:
+    """Tells that this installation has an engine for a device, and what its kernels were compiled for."""
     _engines.add(device)
+    _variants[device] = frozenset(variants)
 
 
-def engines() -> tuple[Device, ...]:
-    """Devices on which fused plans are executed, in alphabetical order."""
-    return tuple(sorted(_engines))
+def engines() -> tuple[str, ...]:
+    """Devices on which fused plans are executed, each with its variants, in alphabetical order."""
+    return tuple(f"{device} {sorted(_variants.get(device, ()))}" for device in sorted(_engines))
 
 
 @lru_cache(maxsize=4096)
@@ -106,8 +112,9 @@ def _choose(
     topology: Topology,
     mode: Mode,
     engines: frozenset[Device],
+    variants: frozenset[Variant] | None,
 ) -> Decision:
-    obstacle = _obstacle(problem, topology, mode, engines)
+    obstacle = _obstacle(problem, topology, mode, engines, variants)
     if obstacle is not None:
         code, reason = obstacle
         return Decision(single(UNFUSED), False, None, None, code, reason)
@@ -124,7 +131,11 @@ def _choose(
 
 
 def _obstacle(
-    problem: Problem, topology: Topology, mode: Mode, engines: frozenset[Device]
+    problem: Problem,
+    topology: Topology,
+    mode: Mode,
+    engines: frozenset[Device],
+    variants: frozenset[Variant] | None,
 ) -> tuple[str, str] | None:
     """(code, reason) why nothing may be fused, whatever it would gain."""
     if mode == "never":
@@ -142,6 +153,9 @@ def _obstacle(
     if topology.device not in engines:
         return "no-engine", NO_ENGINE[topology.device]
     limit = kernel_limit(problem) if topology.device == "cuda" else ""
+    if not limit and variants is not None and (problem.dtype, problem.layout) not in variants:
+        written = "x @ W.t()" if problem.layout == "k_major" else "x @ W"
+        limit = f"no kernel was compiled for {problem.dtype} and weights that lie as in {written}"
     return ("kernel", limit) if limit else None
 
 

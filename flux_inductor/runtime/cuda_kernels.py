@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from flux_inductor import _core
-from flux_inductor.planning.problem import Kind
+from flux_inductor.planning.problem import Kind, Layout
 from flux_inductor.planning.tiles import GRANULE, MENUS, Menu
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 ALIGNMENT = 16  # bytes; what TMA asks of addresses
-LAYOUTS = ("k_major", "n_major")
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 # The kernels' bindings: present if the package was built with nvcc and CUTLASS.
 kernels: Any = getattr(_core, "cuda", None)
@@ -38,7 +38,7 @@ def _compiled(kind: Kind) -> list[Any]:
 
 
 @lru_cache
-def _by_name(kind: Kind) -> dict[tuple[str, str, str], Any]:
+def _by_name(kind: Kind) -> dict[tuple[str, str, Layout], Any]:
     return {(kernel.tile, kernel.element, kernel.layout): kernel for kernel in _compiled(kind)}
 
 
@@ -49,7 +49,7 @@ def menu(kind: Kind, dtype: str) -> Menu:
     return tuple(tile for tile in MENUS[kind] if str(tile) in compiled)
 
 
-def kernel_for(kind: Kind, tile: str, dtype: str, layout: str) -> Any:
+def kernel_for(kind: Kind, tile: str, dtype: str, layout: Layout) -> Any:
     """The kernel of a tile on the menu.
 
     Raises:
@@ -76,7 +76,7 @@ def aligned(tensor: Tensor) -> bool:
     return tensor.data_ptr() % ALIGNMENT == 0
 
 
-def weight_operand(weight: Tensor) -> tuple[Tensor, str, int]:
+def weight_operand(weight: Tensor) -> tuple[Tensor, Layout, int]:
     """A weight [K, N] as the kernels read it: with its layout, and the elements between its rows or columns.
 
     Any other strides than those of a matrix, or of a transposed one, cost a copy.
@@ -104,7 +104,7 @@ def whole_operand(tensor: Tensor) -> Tensor:
     return tensor if aligned(tensor) else tensor.clone()
 
 
-def compiled_variants() -> list[tuple[str, str]]:
+def compiled_variants() -> list[tuple[str, Layout]]:
     """(dtype, layout of the weight) for which both ops were compiled."""
     gather, scatter = (
         {(element, layout) for _, element, layout in _by_name(kind)}

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from flux_inductor.planning.plan import Plan
-from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.tiles import Tile, fitted, kernel_limit
 from flux_inductor.runtime.cuda_kernels import DTYPES, kernel_for, kernels, menu
 from flux_inductor.runtime.cuda_memory import Need
 
 # N of a weight, its layout, and the elements between its rows or columns.
-WeightShape = tuple[int, str, int]
+WeightShape = tuple[int, Layout, int]
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,9 @@ def engine_for(op: str, device_type: str, group: str, plan: Plan) -> Engine:
 
 
 if hasattr(_core, "cuda"):
-    add_engine("cuda")
+    from flux_inductor.runtime.cuda_kernels import compiled_variants
+
+    add_engine("cuda", compiled_variants())
 
 
 @lru_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -9,6 +10,7 @@ import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flux_inductor.planning import strategy
 from flux_inductor.planning.cost import predict
 from flux_inductor.planning.machine import MACHINES
 from flux_inductor.planning.plan import UNFUSED, parse_plan
@@ -116,6 +118,20 @@ def test_symbolic_batch_and_length_share_one_table() -> None:
     assert decision.plan.entries[0][1] == UNFUSED
     first = decision.plan.entries[0][0]
     assert f"by ranges of M; at M={cast(int, first) + 64}: predicted" in decision.reason
+
+
+def test_what_no_kernel_was_compiled_for_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "_engines", {"cpu"})
+    monkeypatch.setattr(strategy, "_variants", {})
+    strategy.add_engine("cuda", [("bf16", "k_major")])
+    topology = Topology("cuda", 2, link="nvlink")
+    problem = Problem("matmul_reduce_scatter", 2, 1, 4096, (8192,), 8192, "bf16")
+    assert strategy.choose(problem, topology, "always").fused
+    for other in (replace(problem, layout="n_major"), replace(problem, dtype="fp16")):
+        decision = strategy.choose(other, topology, "always")
+        assert (decision.fused, decision.code) == (False, "kernel")
+        assert "no kernel was compiled for" in decision.reason
+    assert strategy.engines() == ("cpu []", "cuda [('bf16', 'k_major')]")
 
 
 def test_an_unknown_width_is_left_alone() -> None:
