@@ -1,5 +1,4 @@
-// Epochs count the fused calls of a group; a signal holds the epoch of the call that raised it
-// last.
+// Epochs count the fused calls of a group; a signal holds that of the call that raised it last.
 #pragma once
 
 #include <cstdint>

@@ -8,13 +8,12 @@
 namespace flux_inductor {
 
 // One word for each (rank, chunk) in two blocks. On rank r, with `peer` != r:
-//   arrived(peer, chunk)  all_gather: chunk of peer's shard is here. reduce_scatter: peer's partial
-//   product of
-//                         own chunk is here. Raised by whoever executes the transfer.
-//   ready(owner, chunk)   the bytes that a transfer is to take from rank r are written: in an
-//   all_gather its own
-//                         shard's chunk (owner r), in a reduce_scatter its partial product of
-//                         owner's chunk.
+//   arrived(peer, chunk)  all_gather: the chunk of peer's shard is here.
+//                         reduce_scatter: peer's partial product of the own chunk is here.
+//                         Raised by whoever executes the transfer.
+//   ready(owner, chunk)   the bytes that a transfer is to take from rank r are written.
+//                         all_gather: a chunk of its own shard (owner r).
+//                         reduce_scatter: its partial product of owner's chunk.
 struct SignalLayout {
   int world;
   int chunks;  // of one shard
