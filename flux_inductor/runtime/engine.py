@@ -13,8 +13,9 @@ from torch import Tensor
 from flux_inductor import _core
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.strategy import add_engine
-from flux_inductor.runtime.groups import group_size
+from flux_inductor.runtime.groups import group_size, process_group
 from flux_inductor.runtime.reference import ReferenceEngine
+from flux_inductor.runtime.torch_private import is_fake
 
 ENGINE_VARIABLE = "FLUX_INDUCTOR_ENGINE"
 ENGINE_CHOICES = ("auto", "reference")
@@ -59,7 +60,7 @@ _FORCED = ReferenceEngine("reference")
 def engine_for(op: str, device_type: str, group: str, plan: Plan) -> Engine:
     """The engine for one call of `op`, which is counted.
 
-    A group of one rank has nobody to exchange with and runs as if the plan were "unfused".
+    A group of one rank, or a fake one, has nobody to exchange with and runs as if the plan were "unfused".
     The environment variable FLUX_INDUCTOR_ENGINE is read at every call: "reference" runs the reference
     engine whatever the plan says, "auto" (or nothing) follows the plan.
 
@@ -72,7 +73,7 @@ def engine_for(op: str, device_type: str, group: str, plan: Plan) -> Engine:
     engine: Engine
     if choice == "reference":
         engine = _FORCED
-    elif not plan.fused or group_size(group) == 1:
+    elif not plan.fused or group_size(group) == 1 or is_fake(process_group(group)):
         engine = _UNFUSED
     else:
         engine = _fused_engine(device_type)

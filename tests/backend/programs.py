@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
@@ -58,8 +57,6 @@ def fake_ranks(world: int) -> Iterator[None]:
     """This process as rank 0 of a group that only pretends: it compiles, its collectives move nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("FLUX_INDUCTOR_ENGINE", "reference")  # no peers to share memory with
-            yield
+        yield
     finally:
         dist.destroy_process_group()
