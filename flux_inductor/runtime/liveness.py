@@ -8,11 +8,13 @@ than that is only missed when the process group's time-out has passed.
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 import torch.distributed as dist
 
 from flux_inductor.runtime import torch_private
+from flux_inductor.runtime.detect import host_identity
 
 _KEY = "flux_inductor/process/{rank}"
 
@@ -37,10 +39,10 @@ def ended_rank(group: dist.ProcessGroup) -> int | None:
     return None
 
 
+@cache
 def _namespace() -> str:
     """A text that two processes share exactly if a pid means the same process to both."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return f"{host_identity()}/{os.readlink('/proc/self/ns/pid')}"
 
 
 def _describe(pid: int) -> str:
