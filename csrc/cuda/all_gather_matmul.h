@@ -20,6 +20,7 @@ struct AllGatherMatmul {
   int64_t weight_stride;    // elements between rows of [n, k] (k_major) or [k, n] (n_major)
   void const* bias;         // [n] or null
   void* product;            // [strips, world * rows, n] contiguous
+  void* kept;               // [strips, world, rows, k] contiguous: the gathered tensor, or null
   uint32_t const* signals;  // [world * chunks_per_shard]; see Gate
   uint32_t const* epoch;    // device memory; the value that this call's signals reach
   int rows_per_chunk;

@@ -25,6 +25,10 @@ struct MatmulReduceScatter {
   // this rank's part arrive.
   void* parts[kMaxRanks];
   void const* partials[kMaxRanks];
+  // Transport by epilogue stores: parts[i], i != rank, lies in rank i's memory, and the kernel
+  // itself raises delivered[i][rank * chunks_per_part + chunk] there to the epoch. Null: someone
+  // else moves the chunks.
+  uint32_t* delivered[kMaxRanks];
   // [world * chunks_per_part] each: tiles stored of each chunk, zero at the start; and signals that
   // a rank's partials of a chunk are there.
   uint32_t* counters;
