@@ -28,15 +28,19 @@ void fill(T* (&array)[kMaxRanks], Addresses const& addresses) {
     array[i] = pointer<T>(addresses[i]);
 }
 
-// Members that hold an address become integer properties.
+// A member of a problem as a property: addresses become integers, arrays of them lists.
 template <class Class, class Problem, class T>
-void address_property(Class& c, char const* name, T* Problem::* member) {
+void property(Class& c, char const* name, T Problem::* member) {
+  c.def_readwrite(name, member);
+}
+template <class Class, class Problem, class T>
+void property(Class& c, char const* name, T* Problem::* member) {
   c.def_property(
       name, [member](Problem const& p) { return reinterpret_cast<Address>(p.*member); },
       [member](Problem& p, Address address) { p.*member = pointer<T>(address); });
 }
 template <class Class, class Problem, class T>
-void addresses_property(Class& c, char const* name, T* (Problem::*member)[kMaxRanks]) {
+void property(Class& c, char const* name, T* (Problem::*member)[kMaxRanks]) {
   c.def_property(
       name,
       [member](Problem const& p) {
@@ -47,67 +51,40 @@ void addresses_property(Class& c, char const* name, T* (Problem::*member)[kMaxRa
       [member](Problem& p, Addresses const& addresses) { fill(p.*member, addresses); });
 }
 
-void bind_all_gather_matmul(py::module_& m) {
-  using P = AllGatherMatmul;
-  py::class_<P> c(m, "AllGatherMatmul");
-  c.def(py::init([] { return P{}; }));
-  for (auto [name, member] : std::initializer_list<std::pair<char const*, int P::*>>{
-           {"world", &P::world},
-           {"rank", &P::rank},
-           {"strips", &P::strips},
-           {"rows", &P::rows},
-           {"n", &P::n},
-           {"k", &P::k},
-           {"rows_per_chunk", &P::rows_per_chunk},
-           {"group", &P::group},
-           {"multiprocessors", &P::multiprocessors}}) {
-    c.def_readwrite(name, member);
-  }
-  c.def_readwrite("own_row_stride", &P::own_row_stride);
-  c.def_readwrite("own_strip_stride", &P::own_strip_stride);
-  c.def_readwrite("weight_stride", &P::weight_stride);
-  c.def_readwrite("wait_limit_ns", &P::wait_limit_ns);
-  address_property(c, "own_shard", &P::own_shard);
-  address_property(c, "gathered", &P::gathered);
-  address_property(c, "weight", &P::weight);
-  address_property(c, "bias", &P::bias);
-  address_property(c, "product", &P::product);
-  address_property(c, "signals", &P::signals);
-  address_property(c, "epoch", &P::epoch);
-  address_property(c, "errors", &P::errors);
+// A problem, all zero when made, with a table of names and members.
+template <class Class>
+void properties(Class&) {}
+template <class Class, class Member, class... Rest>
+void properties(Class& c, char const* name, Member member, Rest... rest) {
+  property(c, name, member);
+  properties(c, rest...);
+}
+template <class Problem, class... Table>
+void bind_problem(py::module_& m, char const* name, Table... table) {
+  py::class_<Problem> c(m, name);
+  c.def(py::init([] { return Problem{}; }));
+  properties(c, table...);
 }
 
-void bind_matmul_reduce_scatter(py::module_& m) {
-  using P = MatmulReduceScatter;
-  py::class_<P> c(m, "MatmulReduceScatter");
-  c.def(py::init([] { return P{}; }));
-  for (auto [name, member] : std::initializer_list<std::pair<char const*, int P::*>>{
-           {"world", &P::world},
-           {"rank", &P::rank},
-           {"strips", &P::strips},
-           {"rows", &P::rows},
-           {"n", &P::n},
-           {"k", &P::k},
-           {"group", &P::group},
-           {"chunk_columns", &P::chunk_columns},
-           {"multiprocessors", &P::multiprocessors}}) {
-    c.def_readwrite(name, member);
-  }
-  c.def_readwrite("x_row_stride", &P::x_row_stride);
-  c.def_readwrite("weight_stride", &P::weight_stride);
-  c.def_readwrite("scale", &P::scale);
-  c.def_readwrite("wait_limit_ns", &P::wait_limit_ns);
-  address_property(c, "x", &P::x);
-  address_property(c, "weight", &P::weight);
-  address_property(c, "bias", &P::bias);
-  address_property(c, "addend", &P::addend);
-  addresses_property(c, "parts", &P::parts);
-  addresses_property(c, "partials", &P::partials);
-  address_property(c, "counters", &P::counters);
-  address_property(c, "arrived", &P::arrived);
-  address_property(c, "epoch", &P::epoch);
-  address_property(c, "claims", &P::claims);
-  address_property(c, "errors", &P::errors);
+void bind_problems(py::module_& m) {
+  using G = AllGatherMatmul;
+  bind_problem<G>(m, "AllGatherMatmul", "world", &G::world, "rank", &G::rank, "strips", &G::strips,
+                  "rows", &G::rows, "n", &G::n, "k", &G::k, "own_shard", &G::own_shard,
+                  "own_row_stride", &G::own_row_stride, "own_strip_stride", &G::own_strip_stride,
+                  "gathered", &G::gathered, "weight", &G::weight, "weight_stride",
+                  &G::weight_stride, "bias", &G::bias, "product", &G::product, "kept", &G::kept,
+                  "signals", &G::signals, "epoch", &G::epoch, "rows_per_chunk", &G::rows_per_chunk,
+                  "group", &G::group, "multiprocessors", &G::multiprocessors, "wait_limit_ns",
+                  &G::wait_limit_ns, "errors", &G::errors);
+  using S = MatmulReduceScatter;
+  bind_problem<S>(m, "MatmulReduceScatter", "world", &S::world, "rank", &S::rank, "strips",
+                  &S::strips, "rows", &S::rows, "n", &S::n, "k", &S::k, "x", &S::x, "x_row_stride",
+                  &S::x_row_stride, "weight", &S::weight, "weight_stride", &S::weight_stride,
+                  "bias", &S::bias, "addend", &S::addend, "scale", &S::scale, "parts", &S::parts,
+                  "partials", &S::partials, "delivered", &S::delivered, "counters", &S::counters,
+                  "arrived", &S::arrived, "epoch", &S::epoch, "claims", &S::claims, "group",
+                  &S::group, "chunk_columns", &S::chunk_columns, "multiprocessors",
+                  &S::multiprocessors, "wait_limit_ns", &S::wait_limit_ns, "errors", &S::errors);
 }
 
 template <class Problem>
@@ -132,8 +109,7 @@ void bind_kernels(py::module_& m, char const* class_name, char const* list_name,
 }
 
 void bind_module(py::module_& m) {
-  bind_all_gather_matmul(m);
-  bind_matmul_reduce_scatter(m);
+  bind_problems(m);
   bind_kernels(m, "AllGatherMatmulKernel", "all_gather_matmul_kernels", &all_gather_matmul_kernels);
   bind_kernels(m, "MatmulReduceScatterKernel", "matmul_reduce_scatter_kernels",
                &matmul_reduce_scatter_kernels);
