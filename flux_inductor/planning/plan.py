@@ -5,7 +5,7 @@ it, and ranks can compare theirs. One text holds one plan, or a table of plans b
 
     unfused
     mesh push chunk=64
-    mesh pull chunk=1024 tile=256x192x64/2x1 sweep=4
+    mesh store chunk=1024 width=1536 tile=256x192x64/2x1 sweep=4 reserve=8
     m<=512: unfused; m<=4096: mesh push chunk=64; mesh push chunk=256
 """
 
@@ -17,8 +17,20 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, TypeAlias, cast, get_args
 
+from flux_inductor.planning.problem import Kind
+from flux_inductor.planning.topology import Device
+
 Route: TypeAlias = Literal["unfused", "mesh"]
-Direction: TypeAlias = Literal["push", "pull"]
+Direction: TypeAlias = Literal["push", "pull", "store"]
+
+# What the engine of a device can do. On CUDA a pull would need a signal that a copy engine fetches from its
+# owner; and only a kernel that makes partials can store them where they belong.
+DIRECTIONS: dict[tuple[Device, Kind], tuple[Direction, ...]] = {
+    ("cpu", "all_gather_matmul"): ("push", "pull"),
+    ("cpu", "matmul_reduce_scatter"): ("push", "pull"),
+    ("cuda", "all_gather_matmul"): ("push",),
+    ("cuda", "matmul_reduce_scatter"): ("push", "store"),
+}
 
 _TILE = re.compile(r"[1-9]\d*x[1-9]\d*x[1-9]\d*/[1-9]\d*x[1-9]\d*(/pingpong)?", re.ASCII)
 _COUNT = re.compile(r"[1-9]\d*", re.ASCII)
@@ -31,13 +43,16 @@ class Plan:
 
     Args:
         route: the way of the chunks; "mesh" sends each straight to where it is needed.
-        direction: who executes a transfer: the source ("push") or the target ("pull").
-        chunk: rows (or columns) of a shard that one transfer moves; the last may be shorter.
+        direction: who executes a transfer: the source's transfer engine ("push") or the target's ("pull"),
+            or nobody, since the kernel stores its partial tiles straight into the target's memory ("store").
+        chunk: rows (or columns) of a shard that one transfer moves, or that one signal announces; the last
+            may be shorter.
         tile: rows x columns x depth / cluster of a CUDA thread block; "": the engine has no tiles, or
             chooses one when it knows the sizes (see tiles.py).
         sweep: rows of clusters that a CUDA kernel sweeps together along the columns; 0: likewise.
         width: columns of the product in a chunk of a CUDA matmul_reduce_scatter, whose chunks are blocks of
             the kernel's own order; 0: likewise.
+        reserve: multiprocessors that a CUDA kernel leaves to other communication of the program (rule R2).
     """
 
     route: Route
@@ -46,13 +61,14 @@ class Plan:
     tile: str = ""
     sweep: int = 0
     width: int = 0
+    reserve: int = 0
 
     def __post_init__(self) -> None:
         assert self.route in get_args(Route), self.route
         assert self.direction in get_args(Direction), self.direction
         if self.route == "unfused":
             assert (self.direction, self.chunk, self.tile) == ("push", 0, ""), self
-            assert (self.sweep, self.width) == (0, 0), self
+            assert (self.sweep, self.width, self.reserve) == (0, 0, 0), self
         else:
             assert self.chunk >= 1, self.chunk
             assert not self.tile or _TILE.fullmatch(self.tile), self.tile
@@ -64,12 +80,29 @@ class Plan:
     def __str__(self) -> str:
         if not self.fused:
             return self.route
-        rest = {"width": self.width, "tile": self.tile, "sweep": self.sweep}
+        rest = {"width": self.width, "tile": self.tile, "sweep": self.sweep, "reserve": self.reserve}
         given = "".join(f" {key}={value}" for key, value in rest.items() if value)
         return f"{self.route} {self.direction} chunk={self.chunk}{given}"
 
 
 UNFUSED = Plan("unfused")
+
+
+def check_plan(plan: Plan, kind: Kind, device: Device) -> None:
+    """Whether the engine of a device can run the plan.
+
+    Raises:
+        ValueError: it cannot; names what it can.
+    """
+    if not plan.fused:
+        return
+    valid = DIRECTIONS[device, kind]
+    if plan.direction not in valid:
+        raise ValueError(
+            f"plan '{plan}': {kind} on {device} cannot {plan.direction!r}; valid: {', '.join(valid)}"
+        )
+    if plan.reserve and device != "cuda":
+        raise ValueError(f"plan '{plan}': only CUDA kernels leave multiprocessors alone; remove 'reserve='")
 
 
 @dataclass(frozen=True)
@@ -157,13 +190,13 @@ def _parse_one(part: str, text: str) -> Plan:
         valid = ", ".join(get_args(Direction))
         raise ValueError(f"plan {text!r}: {direction!r} after {route!r} is no direction; valid: {valid}")
     fields: dict[str, str] = {}
-    patterns = {"chunk": _COUNT, "width": _COUNT, "tile": _TILE, "sweep": _COUNT}
+    patterns = {"chunk": _COUNT, "width": _COUNT, "tile": _TILE, "sweep": _COUNT, "reserve": _COUNT}
     for token in tokens[1:]:
         key, _, value = token.partition("=")
         if key not in patterns:
             raise ValueError(
                 f"plan {text!r}: unknown token {token!r}; valid: chunk=<rows>, width=<columns>, "
-                "tile=<MxNxK/cluster>, sweep=<rows of clusters>"
+                "tile=<MxNxK/cluster>, sweep=<rows of clusters>, reserve=<multiprocessors>"
             )
         if key in fields:
             raise ValueError(f"plan {text!r}: {key} is given twice")
@@ -180,4 +213,5 @@ def _parse_one(part: str, text: str) -> Plan:
         fields.get("tile", ""),
         int(fields.get("sweep", 0)),
         int(fields.get("width", 0)),
+        int(fields.get("reserve", 0)),
     )

@@ -8,7 +8,8 @@ Contract
       all_gather_matmul      a step of a peer's chunk waits until that chunk has arrived.
       matmul_reduce_scatter  a transfer waits until its source has multiplied the chunk; a step of an own
                              chunk, which adds the partials up, waits until every peer's has arrived.
-    A transfer starts only once both sides have entered the call.
+    A transfer starts only once both sides have entered the call. With direction "store" a transfer is the
+    stores of the blocks that multiply the chunk, done when the last of them is: nothing stands in its way.
 
 Timeline: four ranks, one chunk a shard, seen from rank 0 (r3 = the shard of rank 3)
     all_gather_matmul       link in        r1   r2   r3
@@ -101,10 +102,11 @@ def rank_schedule(kind: Kind, world: int, rank: int, extent: int, plan: Plan) ->
     owners = [(rank + offset) % world for offset in range(world)]
     if kind == "all_gather_matmul":
         steps = owners
+        assert plan.direction != "store", plan
         transfers = _all_gather_transfers(rank, world, plan.direction == "push")
     else:
         steps = owners[1:] + owners[:1]
-        transfers = _reduce_scatter_transfers(rank, world, plan.direction == "push")
+        transfers = _reduce_scatter_transfers(rank, world, plan.direction != "pull")
     shards = [cut(owner, extent, plan.chunk) for owner in range(world)]
     return RankSchedule(
         transfers=tuple(

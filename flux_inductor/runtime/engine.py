@@ -6,13 +6,15 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor
 
 from flux_inductor import _core
-from flux_inductor.planning.plan import Plan
+from flux_inductor.planning.plan import Plan, check_plan
+from flux_inductor.planning.problem import Kind
 from flux_inductor.planning.strategy import add_engine
+from flux_inductor.planning.topology import Device
 from flux_inductor.runtime.groups import group_size, process_group
 from flux_inductor.runtime.reference import ReferenceEngine
 from flux_inductor.runtime.torch_private import is_fake
@@ -57,7 +59,7 @@ _UNFUSED = ReferenceEngine("unfused")
 _FORCED = ReferenceEngine("reference")
 
 
-def engine_for(op: str, device_type: str, group: str, plan: Plan) -> Engine:
+def engine_for(op: Kind, device_type: str, group: str, plan: Plan) -> Engine:
     """The engine for one call of `op`, which is counted.
 
     A group of one rank, or a fake one, has nobody to exchange with and runs as if the plan were "unfused".
@@ -65,7 +67,8 @@ def engine_for(op: str, device_type: str, group: str, plan: Plan) -> Engine:
     engine whatever the plan says, "auto" (or nothing) follows the plan.
 
     Raises:
-        ValueError: the variable has another value, there is no such group, or no engine for the device.
+        ValueError: the variable has another value, there is no such group, no engine for the device, or the
+            engine cannot run the plan.
     """
     choice = os.environ.get(ENGINE_VARIABLE, "auto")
     if choice not in ENGINE_CHOICES:
@@ -77,6 +80,7 @@ def engine_for(op: str, device_type: str, group: str, plan: Plan) -> Engine:
         engine = _UNFUSED
     else:
         engine = _fused_engine(device_type)
+        check_plan(plan, op, cast(Device, device_type))
     _executions[op, engine.name] += 1
     return engine
 

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flux_inductor.planning.plan import UNFUSED, Plan, PlanTable, parse_plan, single
+from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, Plan, PlanTable, check_plan, parse_plan, single
+from flux_inductor.planning.problem import Kind
+from flux_inductor.planning.topology import Device
 
 counts = st.integers(1, 1 << 30)
 tiles = st.one_of(
@@ -18,7 +20,16 @@ tiles = st.one_of(
 maybe = st.one_of(st.just(0), counts)
 plans = st.one_of(
     st.just(UNFUSED),
-    st.builds(Plan, st.just("mesh"), st.sampled_from(["push", "pull"]), counts, tiles, maybe, maybe),
+    st.builds(
+        Plan,
+        st.just("mesh"),
+        st.sampled_from(["push", "pull", "store"]),
+        chunk=counts,
+        tile=tiles,
+        sweep=maybe,
+        width=maybe,
+        reserve=maybe,
+    ),
 )
 
 
@@ -44,6 +55,8 @@ def test_texts() -> None:
     assert str(single(UNFUSED)) == "unfused"
     assert str(single(push)) == "mesh push chunk=64"
     assert str(Plan("mesh", "pull", 8, "256x192x64/2x1")) == "mesh pull chunk=8 tile=256x192x64/2x1"
+    store = Plan("mesh", "store", 512, "256x192x64/2x1", sweep=1, width=384, reserve=8)
+    assert str(store) == "mesh store chunk=512 width=384 tile=256x192x64/2x1 sweep=1 reserve=8"
     table = parse_plan("m<=512: unfused;m<=4096 : mesh push  chunk=64; mesh push chunk=256 ")
     assert str(table) == "m<=512: unfused; m<=4096: mesh push chunk=64; mesh push chunk=256"
     assert [table.at(m) for m in (1, 512, 513, 4096)] == [UNFUSED, UNFUSED, push, push]
@@ -57,14 +70,16 @@ def test_texts() -> None:
     [
         ("", "unknown route ''", "valid: unfused, mesh"),
         ("torus push chunk=4", "'torus'", "valid: unfused, mesh"),
-        ("mesh", "'' after 'mesh'", "valid: push, pull"),
-        ("mesh shove chunk=4", "'shove'", "valid: push, pull"),
+        ("mesh", "'' after 'mesh'", "valid: push, pull, store"),
+        ("mesh shove chunk=4", "'shove'", "valid: push, pull, store"),
         ("mesh push", "chunk is missing", "chunk=64"),
         ("mesh push chunk=0", "'chunk=0'", "chunk=64"),
         ("mesh push chunk=4.5", "'chunk=4.5'", "chunk=64"),
         ("mesh push chunk=\u0664", "'chunk=\u0664'", "chunk=64"),
         ("mesh push chunk=4 chunk=5", "chunk is given twice", "twice"),
         ("mesh push chunk=4 speed=9", "'speed=9'", "valid: chunk=<rows>, width=<columns>, tile="),
+        ("mesh push chunk=4 speed=9", "'speed=9'", "reserve=<multiprocessors>"),
+        ("mesh store chunk=4 reserve=0", "'reserve=0'", "reserve=64"),
         ("mesh push chunk=4 tile=256", "'tile=256'", "tile=256x192x64/2x1"),
         ("unfused chunk=4", "'chunk=4'", "remove"),
         ("m<=4: unfused", "m<=4", "for larger sizes"),
@@ -78,3 +93,28 @@ def test_an_error_names_the_token_and_the_remedy(text: str, token: str, remedy: 
         parse_plan(text)
     assert token in str(caught.value)
     assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "device", "words"),
+    [
+        ("mesh store chunk=4", "all_gather_matmul", "cuda", "cannot 'store'; valid: push"),
+        ("mesh pull chunk=4", "all_gather_matmul", "cuda", "cannot 'pull'; valid: push"),
+        ("mesh pull chunk=4", "matmul_reduce_scatter", "cuda", "cannot 'pull'; valid: push, store"),
+        ("mesh store chunk=4", "matmul_reduce_scatter", "cpu", "cannot 'store'; valid: push, pull"),
+        ("mesh push chunk=4 reserve=8", "matmul_reduce_scatter", "cpu", "remove 'reserve='"),
+    ],
+)
+def test_a_plan_that_an_engine_cannot_run_is_an_error(
+    text: str, kind: Kind, device: Device, words: str
+) -> None:
+    with pytest.raises(ValueError, match=f"plan '{text}': .*{words}"):
+        check_plan(parse_plan(text).at(1), kind, device)
+
+
+def test_what_an_engine_can_run_passes() -> None:
+    for (device, kind), directions in DIRECTIONS.items():
+        for direction in directions:
+            check_plan(Plan("mesh", direction, 4), kind, device)
+        check_plan(UNFUSED, kind, device)
+    check_plan(Plan("mesh", "store", 4, reserve=8), "matmul_reduce_scatter", "cuda")

@@ -37,6 +37,8 @@ def choices(rank: int, world: int) -> None:
     del os.environ["FLUX_INDUCTOR_ENGINE"]
     with pytest.raises(ValueError, match="no fused engine for device 'mps'"):
         engine(FUSED, "mps")
+    with pytest.raises(ValueError, match="all_gather_matmul on cpu cannot 'store'; valid: push, pull"):
+        engine(Plan("mesh", "store", 2))
     with pytest.raises(ValueError, match="no process group 'tp' on this rank"):
         engine(FUSED, "cpu", "tp")
     assert sum(executions().values()) == 5, "a call that cannot run is not counted"
