@@ -1,0 +1,11 @@
+#include "all_gather_matmul.cuh"
+#include "tile_menu.cuh"
+
+namespace flux_inductor::cuda {
+
+std::vector<AllGatherMatmulKernel> all_gather_matmul_bf16_n_major() {
+  return compile_menu<AllGatherMatmulTraits, ElementType::bf16, WeightLayout::n_major>(
+      AllGatherMatmulMenu{});
+}
+
+}  // namespace flux_inductor::cuda
