@@ -68,7 +68,7 @@ def step_us(kind: Kind, t: Terms) -> Microseconds:
 
 def transfer_us(direction: Direction, t: Terms) -> Microseconds:
     """One chunk's transfer in a fused op."""
-    rate = t.push if direction == "push" else t.pull
+    rate = t.pull if direction == "pull" else t.push
     return t.transfer + t.shard_bytes / t.chunks / (_KILO * rate)
 
 

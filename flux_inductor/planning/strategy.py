@@ -14,7 +14,7 @@ import sympy
 
 from flux_inductor.planning.cost import predict
 from flux_inductor.planning.machine import MACHINES, MachineModel
-from flux_inductor.planning.plan import UNFUSED, Direction, Plan, PlanTable, single
+from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, Plan, PlanTable, single
 from flux_inductor.planning.problem import Layout, Problem, Size
 from flux_inductor.planning.table import MOST_ROWS, SizesOfM, table_by_m
 from flux_inductor.planning.tiles import MENUS, fitted, kernel_limit
@@ -23,7 +23,6 @@ from flux_inductor.planning.topology import Device, Topology
 Mode: TypeAlias = Literal["auto", "always", "never"]
 
 MODES: tuple[Mode, ...] = ("auto", "always", "never")
-DIRECTIONS: tuple[Direction, ...] = ("push", "pull")
 
 # Devices on which an engine executes fused plans; the runtime adds those that this installation has.
 _engines: set[Device] = {"cpu"}
@@ -159,17 +158,6 @@ def _obstacle(
     return ("kernel", limit) if limit else None
 
 
-def _directions(problem: Problem, device: Device) -> tuple[Direction, ...]:
-    """Who may execute the transfers.
-
-    On CUDA a gathered tensor that the program keeps lies in ordinary memory, which only its own rank can
-    write: it is pulled. Anything else is pushed, which is faster, and needs no copy of the input.
-    """
-    if device == "cpu":
-        return DIRECTIONS
-    return ("pull",) if problem.return_gathered else ("push",)
-
-
 def _unknown(problem: Problem) -> str:
     """Symbols of N and K, as text."""
     sizes = [size for size in (*problem.columns, problem.depth) if isinstance(size, sympy.Expr)]
@@ -206,7 +194,7 @@ def candidates(problem: Problem, device: Device) -> tuple[Plan, ...]:
         chunks = {granule << power for power in range((MOST_ROWS // granule).bit_length())}
     ordered = sorted(chunks, reverse=True)
     plans = [
-        Plan("mesh", direction, chunk) for direction in _directions(problem, device) for chunk in ordered
+        Plan("mesh", direction, chunk) for direction in DIRECTIONS[device, problem.kind] for chunk in ordered
     ]
     if device == "cuda" and not problem.symbols:
         # Different cuts may come out alike, since chunks follow the tiles.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flux_inductor.planning import strategy
 from flux_inductor.planning.cost import predict
 from flux_inductor.planning.machine import MACHINES
-from flux_inductor.planning.plan import UNFUSED, parse_plan
+from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, check_plan, parse_plan
 from flux_inductor.planning.problem import Kind, Problem
 from flux_inductor.planning.strategy import MODES, Decision, Mode, candidates, choose
 from flux_inductor.planning.table import MOST_ROWS, TOLERANCE
@@ -186,10 +186,20 @@ def test_what_the_cuda_kernels_lack_is_left_unfused(change: dict[str, object], w
         assert words in decision.reason
 
 
-def test_a_gathered_tensor_that_is_kept_is_pulled_on_cuda() -> None:
-    for keep, direction in ((False, "push"), (True, "pull")):
+def test_every_plan_is_one_that_the_engine_can_run() -> None:
+    for device, kind in DIRECTIONS:
+        for rows in (S, 4096):
+            problem = Problem(kind, 2, 1, rows, (6144,), 12288, "bf16")
+            plans = candidates(problem, device)
+            assert {plan.direction for plan in plans} == set(DIRECTIONS[device, kind])
+            for plan in plans:
+                check_plan(plan, kind, device)
+
+
+def test_a_gathered_tensor_that_is_kept_is_pushed_on_cuda() -> None:
+    for keep in (False, True):
         problem = Problem("all_gather_matmul", 2, 1, 4096, (6144,), 12288, "bf16", return_gathered=keep)
-        assert decide(problem, "cuda").plan.at(8192).direction == direction
+        assert decide(problem, "cuda").plan.at(8192).direction == "push"
 
 
 def test_an_unknown_mode_is_an_error_that_lists_the_modes() -> None:
