@@ -15,13 +15,18 @@ SLEEP_CYCLES = 800_000
 
 
 def paired(
-    candidates: Mapping[str, Candidate], group: dist.ProcessGroup, rounds: int, burst: int = 1
+    candidates: Mapping[str, Candidate],
+    group: dist.ProcessGroup,
+    rounds: int,
+    burst: int = 1,
+    sleep_cycles: int = SLEEP_CYCLES,
 ) -> dict[str, float]:
     """Microseconds of one call of each candidate: the largest over ranks of the medians over rounds.
 
     Clocks drift, so the candidates take turns. The devices begin each turn together, by a collective of the
-    NCCL `group`; a `burst` of several calls shows what is left of a time when calls follow one another and
-    ranks drift apart.
+    NCCL `group`; a `burst` of several calls shows what is left of a time when calls follow one another
+    and ranks drift apart. Before each turn the device sleeps for so many cycles a call, in which the host
+    queues them.
     """
     for call in candidates.values():
         for _ in range(2):
@@ -31,17 +36,17 @@ def paired(
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
         for name, call in candidates.items():
-            times[name].append(_once(call, group, burst))
+            times[name].append(_once(call, group, burst, sleep_cycles))
     medians = torch.tensor([statistics.median(times[name]) for name in candidates])
     dist.all_reduce(medians, op=dist.ReduceOp.MAX)
     return dict(zip(candidates, medians.tolist(), strict=True))
 
 
-def _once(call: Candidate, group: dist.ProcessGroup, burst: int) -> float:
+def _once(call: Candidate, group: dist.ProcessGroup, burst: int, sleep_cycles: int) -> float:
     torch.cuda.synchronize()
     dist.all_reduce(torch.ones(1, device="cuda"), group=group)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(SLEEP_CYCLES * burst)
+    torch.cuda._sleep(sleep_cycles * burst)
     begin.record()
     for _ in range(burst):
         call()

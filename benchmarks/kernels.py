@@ -11,13 +11,12 @@ of them.
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 
 import torch
 
 from benchmarks.shapes import SHAPES
+from benchmarks.versions import versions
 from tests.gpu.kernels import kernels
 from tests.gpu.virtual_ranks import AllGatherMatmulCall, MatmulReduceScatterCall, VirtualGroup
 
@@ -117,17 +116,6 @@ def reduce_scatter_candidates(group: VirtualGroup, m: int, n: int, k: int) -> Ca
                 yield f"{entry.tile} sweep={sweep} cuts={cuts}", call.enqueue
 
 
-def versions() -> dict[str, str]:
-    """What the figures depend on."""
-    return {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        "gpu": f"{torch.cuda.device_count()}x {torch.cuda.get_device_name()}",
-        "command": "python -m benchmarks.kernels " + " ".join(sys.argv[1:]),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -156,7 +144,7 @@ def main() -> None:
             ]
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"versions": versions(), "results": results}, file, indent=1)
+            json.dump({"versions": versions("kernels"), "results": results}, file, indent=1)
 
 
 if __name__ == "__main__":

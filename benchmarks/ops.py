@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Callable
-from datetime import datetime, timezone
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ from torch import Tensor
 
 from benchmarks.gpu_timing import Candidate, host_us, paired
 from benchmarks.shapes import SHAPES, Shape
+from benchmarks.versions import versions
 from flux_inductor import ops  # noqa: F401  (registers the ops)
 from flux_inductor.planning.problem import Kind, Problem
 from flux_inductor.planning.strategy import choose
@@ -158,20 +157,6 @@ def print_shape(kind: Kind, shape: Shape, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def versions() -> dict[str, str]:
-    """What the figures depend on."""
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        "gpu": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}",
-        "commit": git.stdout.strip(),
-        "command": "python -m benchmarks.ops " + " ".join(sys.argv[1:]),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -190,7 +175,7 @@ def main() -> None:
     rows = run_gpu_ranks(measure, shapes, options.plans, options.rounds, world=options.world, timeout=900)[0]
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"versions": versions(), "rows": rows}, file, indent=1)
+            json.dump({"versions": versions("ops"), "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":
