@@ -1,6 +1,7 @@
 """The fused ops on GPUs against cuBLAS alone, NCCL + cuBLAS, and PyTorch's async TP.
 
     python -m benchmarks.ops [--op all_gather_matmul] [--shapes 8192x6144x12288 ...] [--json FILE]
+    python -m benchmarks.ops --world 8 --set paper
 
 Starts one process a GPU. For each shape M x N x K (N and K of one rank's weight, bf16, random data) prints
 the time of one call: the largest over ranks of the medians; all candidates take turns. "ratio" is the time
@@ -24,7 +25,7 @@ import torch.distributed._symmetric_memory  # registers the ops of async TP
 from torch import Tensor
 
 from benchmarks.gpu_timing import Candidate, host_us, paired
-from benchmarks.shapes import SHAPES, Shape
+from benchmarks.shapes import SHAPES, Shape, paper_shapes
 from benchmarks.versions import versions
 from flux_inductor import ops  # noqa: F401  (registers the ops)
 from flux_inductor.planning.problem import Kind, Problem
@@ -35,6 +36,9 @@ from tests.gpu.engine_ranks import nccl_group, run_gpu_ranks, why_not
 
 LINK_GBPS = 385  # of a copy engine, both directions at once
 BURST = 8
+# Rounds: as many as keep the device busy for so long, within limits; a large product's time varies less.
+BUSY_US, FEWEST, MOST = 10_000, 7, 21
+TFLOPS = 600  # roughly, of a large product
 
 
 def plan_for(kind: Kind, world: int, m: int, n: int, k: int, keep: bool) -> str:
@@ -100,7 +104,9 @@ def scatter_candidates(group: str, m: int, n: int, k: int, plans: list[str]) -> 
 CANDIDATES = {"all_gather_matmul": gather_candidates, "matmul_reduce_scatter": scatter_candidates}
 
 
-def measure(rank: int, world: int, shapes: list[tuple[Kind, Shape]], plans: list[str], rounds: int) -> Any:
+def measure(
+    rank: int, world: int, shapes: list[tuple[Kind, Shape]], plans: list[str], rounds: int | None
+) -> Any:
     """One row a shape and candidate; the same on every rank."""
     group = nccl_group(world)
     torch.use_deterministic_algorithms(False)  # no filling of new tensors while the clock runs
@@ -114,8 +120,9 @@ def measure(rank: int, world: int, shapes: list[tuple[Kind, Shape]], plans: list
                 if rank == 0:
                     print(f"{name}: {error}", file=sys.stderr)
                 del candidates[name]
-        single = paired(candidates, process_group(group), rounds)
-        bursts = paired(candidates, process_group(group), max(rounds // 3, 3), BURST)
+        turns = rounds or rounds_for((m, n, k))
+        single = paired(candidates, process_group(group), turns)
+        bursts = paired(candidates, process_group(group), max(turns // 3, 3), BURST)
         matmul = min(single["matmul"], single["matmul, other layout"])
         burst_matmul = min(bursts["matmul"], bursts["matmul, other layout"])
         moved = m // world * (world - 1) * (k if kind == "all_gather_matmul" else n) * 2
@@ -137,12 +144,20 @@ def measure(rank: int, world: int, shapes: list[tuple[Kind, Shape]], plans: list
                     "tflops": 2 * m * n * k / us / 1e6,
                     "ect_us": us - matmul,
                     "efficiency": 1 - (us - matmul) / (single["unfused"] - matmul),
-                    "host_us": host_us(candidates[name]) if name.startswith("ours") else math.nan,
+                    "host_us": host_us(candidates[name], calls=10, rounds=5)
+                    if name.startswith("ours")
+                    else math.nan,
                 }
             )
         if rank == 0:
             print_shape(kind, (m, n, k), rows[-len(single) :])
     return rows
+
+
+def rounds_for(shape: Shape) -> int:
+    """How often each candidate is timed; the same on all ranks."""
+    m, n, k = shape
+    return min(max(int(BUSY_US / (2 * m * n * k / TFLOPS / 1e6)), FEWEST), MOST)
 
 
 def print_shape(kind: Kind, shape: Shape, rows: list[dict[str, Any]]) -> None:
@@ -157,22 +172,44 @@ def print_shape(kind: Kind, shape: Shape, rows: list[dict[str, Any]]) -> None:
         )
 
 
+def summary(rows: list[dict[str, Any]]) -> str:
+    """One line a shape: every way's time over that of the matmul alone, and "ours" in bursts."""
+    names = ("unfused", "async TP", "ours", "ours, gathered kept")
+    lines = [
+        f"{'op':3}{'M':>7}{'N':>7}{'K':>7}{'matmul us':>11}"
+        f"{'unfused':>9}{'async':>7}{'ours':>7}{'kept':>7}{'burst':>7}{'host us':>9}  plan"
+    ]
+    for op, m, n, k in dict.fromkeys((row["op"], row["m"], row["n"], row["k"]) for row in rows):
+        mine = {r["candidate"]: r for r in rows if (r["op"], r["m"], r["n"], r["k"]) == (op, m, n, k)}
+        ratios = [f"{mine[name]['ratio']:.3f}" if name in mine else "" for name in names]
+        ours, short = mine["ours"], "AG" if op == "all_gather_matmul" else "RS"
+        lines.append(
+            f"{short:3}{m:7}{n:7}{k:7}{ours['us'] / ours['ratio']:11.1f}"
+            f"{ratios[0]:>9}{ratios[1]:>7}{ratios[2]:>7}{ratios[3]:>7}{ours['burst_ratio']:7.3f}"
+            f"{ours['host_us']:9.1f}  {ours['plan']}"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--op", choices=sorted(SHAPES), action="append", help="default: both")
-    parser.add_argument("--shapes", nargs="*", help="MxNxK; default: the shapes of the project's goals")
+    parser.add_argument("--shapes", nargs="*", help="MxNxK; default: those of --set")
+    parser.add_argument("--set", choices=("goals", "paper"), default="goals", help="which shapes")
     parser.add_argument("--plans", nargs="*", default=[], help="further plans to time")
     parser.add_argument("--world", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, help="default: by the size of the product")
     parser.add_argument("--json", help="write the figures there")
     options = parser.parse_args()
     if why_not(options.world):
         raise SystemExit(f"benchmarks.ops cannot run here: {why_not(options.world)}")
     given = [tuple(map(int, shape.split("x"))) for shape in options.shapes or []]
-    shapes = [(op, shape) for op in options.op or sorted(SHAPES) for shape in given or SHAPES[op]]
+    chosen = SHAPES if options.set == "goals" else paper_shapes(options.world)
+    shapes = [(op, shape) for op in options.op or sorted(SHAPES) for shape in given or chosen[op]]
     rows = run_gpu_ranks(measure, shapes, options.plans, options.rounds, world=options.world, timeout=900)[0]
+    print(f"\n{summary(rows)}")
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"versions": versions("ops"), "rows": rows}, file, indent=1)

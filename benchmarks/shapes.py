@@ -1,4 +1,4 @@
-"""The shapes of the project's goals: M, N, K of the whole product, N and K of one rank's weight."""
+"""Shapes to measure: M rows of the whole product, N and K of one rank's weight."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from flux_inductor.planning.problem import Kind
 
 Shape = tuple[int, int, int]
 
+# The shapes of the project's goals.
 SHAPES: dict[Kind, tuple[Shape, ...]] = {
     "all_gather_matmul": (
         (8192, 6144, 12288),
@@ -32,3 +33,16 @@ SHAPES: dict[Kind, tuple[Shape, ...]] = {
         (64, 8192, 3584),
     ),
 }
+
+# Of GPT-3's feed-forward layer under tensor parallelism of 8, as the FLUX paper measures it.
+PAPER_ROWS = (64, 512, 1024, 2048, 4096, 8192, 16384)
+LLAMA_ROWS = (2048, 8192)
+
+
+def paper_shapes(world: int) -> dict[Kind, tuple[Shape, ...]]:
+    """The paper's shapes, and those of Llama-70B (gate and up, QKV; down, output) cut over `world` ranks."""
+    gathers = [(m, 49152 // 8, 12288) for m in PAPER_ROWS]
+    scatters = [(m, 12288, 49152 // 8) for m in PAPER_ROWS]
+    gathers += [(m, n // world, 8192) for n in (2 * 28672, 8192 + 2 * 1024) for m in LLAMA_ROWS]
+    scatters += [(m, 8192, k // world) for k in (28672, 8192) for m in LLAMA_ROWS]
+    return {"all_gather_matmul": tuple(gathers), "matmul_reduce_scatter": tuple(scatters)}
