@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "core/epoch.h"  // FLUX_HOST_DEVICE
+#include "core/host_device.h"
 
 namespace flux_inductor::cuda {
 
