@@ -2,10 +2,14 @@
 // all_gather_matmul_*.cu.
 #pragma once
 
+#include <stdexcept>
+#include <string>
+
 #include "kernel_traits.cuh"  // before other headers of CuTe, which it configures
 
 #include "all_gather_matmul.h"
 #include "gated_mainloop.cuh"
+#include "keeping_epilogue.cuh"
 #include "tile_scheduler.cuh"
 
 namespace flux_inductor::cuda {
@@ -19,20 +23,56 @@ struct AllGatherMatmulTraits {
                                              cutlass::FloatRoundStyle::round_to_nearest>,
       cutlass::epilogue::fusion::Sm90AccFetch,
       cutlass::epilogue::fusion::Sm90RowBroadcast<0, typename Config::Shape, Element, float>>;
-  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+  using PlainEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Config::Shape,
       typename Config::Cluster, cutlass::epilogue::collective::EpilogueTileAuto, float, float, void,
       RowStride, 8, Element, RowStride, 8, typename Config::EpilogueSchedule,
       AddBias>::CollectiveOp;
-  using Kernel =
-      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>,
-                                           GatedMainloop<Mainloop<Config, type, layout, Epilogue>>,
-                                           Epilogue, FixedTileScheduler>;
+  using PlainMainloop = Mainloop<Config, type, layout, PlainEpilogue>;
+  template <class Epilogue>
+  using KernelWith = cutlass::gemm::kernel::GemmUniversal<
+      cute::Shape<int, int, int, int>, GatedMainloop<PlainMainloop>, Epilogue, FixedTileScheduler>;
+  // The buffers of what is kept get the shared memory that the mainloop's stages leave.
+  static constexpr int kSharedMemory = cutlass::gemm::collective::detail::sm90_smem_capacity_bytes;
+  using Epilogue =
+      KeepingEpilogue<PlainEpilogue,
+                      keeping_buffer_bytes(kSharedMemory -
+                                           KernelWith<PlainEpilogue>::SharedStorageSize)>;
+  using Kernel = KernelWith<Epilogue>;
+  static_assert(Kernel::SharedStorageSize <= kSharedMemory);
 
   static TileOrder order(AllGatherMatmul const& p) {
     constexpr Tile tile = Config::tile;
     return TileOrder({p.world, p.rank, p.strips, ceil_div(p.rows, tile.m), ceil_div(p.n, tile.n),
                       tile.cluster_m, tile.cluster_n, p.group});
+  }
+
+  static Gate gate(AllGatherMatmul const& p) {
+    return {p.signals,
+            p.epoch,
+            p.world,
+            p.rank,
+            p.rows,
+            p.rows_per_chunk,
+            ceil_div(p.rows, p.rows_per_chunk),
+            {p.wait_limit_ns, p.errors, Op::all_gather_matmul}};
+  }
+
+  static Keep keep(AllGatherMatmul const& p) {
+    constexpr int kBytes = sizeof(Element);
+    if (p.kept != nullptr && p.own_row_stride != p.k) {
+      throw std::invalid_argument(
+          "kept: the rows of the own shard must be contiguous, but their stride is " +
+          std::to_string(p.own_row_stride) + " at k = " + std::to_string(p.k) +
+          "; pass a contiguous copy of the shard");
+    }
+    return {static_cast<char*>(p.kept),
+            static_cast<char const*>(p.gathered),
+            static_cast<char const*>(p.own_shard),
+            p.own_strip_stride * kBytes,
+            p.k * kBytes,
+            ceil_div(p.n, Config::tile.n),
+            gate(p)};
   }
 
   static void launch(AllGatherMatmul const& p, cudaStream_t stream) {
@@ -47,18 +87,12 @@ struct AllGatherMatmulTraits {
     mainloop.dB = weight_stride<layout>(p.weight_stride);
     mainloop.own_shard = static_cast<Element const*>(p.own_shard);
     mainloop.own_stride = {p.own_row_stride, {}, p.own_strip_stride};
-    mainloop.gate = {p.signals,
-                     p.epoch,
-                     p.world,
-                     p.rank,
-                     p.rows,
-                     p.rows_per_chunk,
-                     ceil_div(p.rows, p.rows_per_chunk),
-                     {p.wait_limit_ns, p.errors, Op::all_gather_matmul}};
+    mainloop.gate = gate(p);
     auto& epilogue = arguments.epilogue;
     epilogue.thread = {{}, {static_cast<Element const*>(p.bias)}, {}};
     epilogue.ptr_D = static_cast<Element*>(p.product);
     epilogue.dD = {p.n, {}, int64_t(p.rows) * p.n};
+    epilogue.keep = keep(p);
     arguments.scheduler.order = order(p);
     launch_kernel<Kernel>(arguments, p.multiprocessors, stream);
   }

@@ -17,11 +17,13 @@ struct AllGatherMatmul {
   int64_t own_row_stride, own_strip_stride;  // elements, multiples of 8
   void const* gathered;  // [strips, world, rows, k] contiguous; the own rows are never read
   void const* weight;
-  int64_t weight_stride;    // elements between rows of [n, k] (k_major) or [k, n] (n_major)
-  void const* bias;         // [n] or null
-  void* product;            // [strips, world * rows, n] contiguous
-  void* kept;               // [strips, world, rows, k] contiguous: the gathered tensor, or null
-  uint32_t const* signals;  // [world * chunks_per_shard]; see Gate
+  int64_t weight_stride;  // elements between rows of [n, k] (k_major) or [k, n] (n_major)
+  void const* bias;       // [n] or null
+  void* product;          // [strips, world * rows, n] contiguous
+  // The gathered tensor, [strips, world, rows, k] contiguous, for the kernel to store; or null. On
+  // one launch of a call, best the one with the largest n. Needs own_row_stride == k.
+  void* kept;
+  uint32_t const* signals;  // [world * chunks_per_shard]; see row_gate.cuh
   uint32_t const* epoch;    // device memory; the value that this call's signals reach
   int rows_per_chunk;
   int group;            // rows of clusters swept together
