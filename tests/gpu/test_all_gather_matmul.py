@@ -16,6 +16,15 @@ FAMILIES = sorted({(entry.element, entry.layout) for entry in kernels.all_gather
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def assert_kept(call: AllGatherMatmulCall) -> None:
+    """Every rank has stored the gathered tensor, to the bit: NaNs, too, are compared by their bits."""
+    gathered = torch.stack([shard.cpu() for shard in call.shards], dim=1)
+    assert len(call.kept) == call.group.world
+    for rank, kept in zip(call.group.ranks, call.kept, strict=True):
+        wrong = (kept.cpu().view(torch.int16) != gathered.view(torch.int16)).nonzero()
+        assert len(wrong) == 0, (rank.index, len(wrong), wrong[0].tolist(), wrong[-1].tolist())
+
+
 def run(
     world: int,
     shape: tuple[int, int, int, int],
@@ -27,6 +36,7 @@ def run(
     delay_cycles: int = 0,
     bias: bool = False,
     weights: int = 1,
+    keep: bool = False,
 ) -> None:
     """One call on every rank, checked against fp64 and, bit by bit, the kernel on the gathered input."""
     strips, rows, n, k = shape
@@ -36,7 +46,10 @@ def run(
     shards = randoms(world, (strips, rows, k), dtype, devices)
     w = [[weight(k, n + 64 * i, dtype, d, layout) for i in range(weights)] for d in devices]
     b = [[torch.randn(x.shape[1], device=x.device).to(dtype) if bias else None for x in ws] for ws in w]
-    results = AllGatherMatmulCall(group, shards, w, tile, min(chunk, rows), b, sweep).run(delay_cycles)
+    call = AllGatherMatmulCall(group, shards, w, tile, min(chunk, rows), b, sweep, keep=keep)
+    results = call.run(delay_cycles)
+    if keep:
+        assert_kept(call)
     for rank in group.ranks:
         assert rank.error()["state"] == 0, rank.error()
         whole = torch.cat([s.to(rank.device) for s in shards], dim=1)
@@ -51,9 +64,10 @@ def run(
                 assert torch.equal(mine, same[0][0])
 
 
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("tile", TILES)
-def test_every_tile_on_two_ranks(tile: str) -> None:
-    run(2, (1, 512, 768, 512), tile, bias=True)
+def test_every_tile_on_two_ranks(tile: str, keep: bool) -> None:
+    run(2, (1, 512, 768, 512), tile, bias=True, keep=keep)
 
 
 @pytest.mark.parametrize(("element", "layout"), FAMILIES)
@@ -61,20 +75,59 @@ def test_every_family(element: str, layout: str) -> None:
     run(2, (1, 384, 512, 512), TILES[0], element, layout, bias=True)
 
 
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("shape", [(1, 1, 8, 8), (1, 200, 328, 136), (3, 77, 264, 72), (2, 300, 1000, 264)])
-def test_ragged_shapes(world: int, shape: tuple[int, int, int, int]) -> None:
-    run(world, shape, TILES[0], chunk=64)
+def test_ragged_shapes(world: int, shape: tuple[int, int, int, int], keep: bool) -> None:
+    run(world, shape, TILES[0], chunk=64, keep=keep)
 
 
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("world", [2, 4, 8])
-def test_delayed_chunks(world: int) -> None:
+def test_delayed_chunks(world: int, keep: bool) -> None:
     for chunk, sweep in [(64, 1), (100, 2), (256, 8)]:
-        run(world, (1, 256, 1536, 512), TILES[-1], chunk=chunk, sweep=sweep, delay_cycles=3_000_000)
+        shape = (1, 256, 1536, 512)
+        run(world, shape, TILES[-1], chunk=chunk, sweep=sweep, delay_cycles=3_000_000, keep=keep)
 
 
-def test_several_weights_share_a_gather() -> None:
-    run(4, (2, 130, 512, 256), TILES[0], chunk=50, delay_cycles=2_000_000, bias=True, weights=3)
+@pytest.mark.parametrize("keep", [False, True])
+def test_several_weights_share_a_gather(keep: bool) -> None:
+    shape = (2, 130, 512, 256)
+    run(4, shape, TILES[0], chunk=50, delay_cycles=2_000_000, bias=True, weights=3, keep=keep)
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("element", "layout"), FAMILIES)
+def test_every_kernel_keeps_the_gathered_tensor(element: str, layout: str, tile: str) -> None:
+    run(2, (2, 300, 600, 136), tile, element, layout, chunk=100, keep=True)
+
+
+# One column of tiles copies everything, in many pieces; hundreds of tiles share a few cache lines; the
+# last piece of a share is short; several tiles a multiprocessor, with odd and even numbers of pieces.
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(
+    "shape", [(1, 300, 72, 4096), (1, 3, 20000, 8), (1, 257, 520, 1368), (3, 1500, 1544, 200)]
+)
+def test_shares_of_what_is_kept(shape: tuple[int, int, int, int], tile: str) -> None:
+    run(2, shape, tile, chunk=200, keep=True)
+
+
+def test_kept_of_strips_with_gaps() -> None:
+    group = VirtualGroup(2)
+    devices = [rank.device for rank in group.ranks]
+    shards = [x[:, 5:105] for x in randoms(2, (3, 128, 264), torch.bfloat16, devices)]
+    w = [[weight(264, 520, torch.bfloat16, d, "k_major")] for d in devices]
+    call = AllGatherMatmulCall(group, shards, w, TILES[0], 30, keep=True)
+    call.run(delay_cycles=1_000_000)
+    assert_kept(call)
+
+
+def test_kept_wants_contiguous_rows() -> None:
+    group = VirtualGroup(1)
+    shard = torch.randn(1, 100, 512, device=group.ranks[0].device).bfloat16()[:, :, :256]
+    w = weight(256, 264, torch.bfloat16, shard.device, "k_major")
+    with pytest.raises(ValueError, match="stride is 512 at k = 256; pass a contiguous copy"):
+        AllGatherMatmulCall(group, [shard], [[w]], TILES[0], 100, keep=True).run()
 
 
 def test_strided_shard() -> None:
@@ -104,11 +157,12 @@ def test_results_do_not_change_from_run_to_run() -> None:
     devices = [rank.device for rank in group.ranks]
     shards = randoms(4, (1, 192, 256), torch.bfloat16, devices)
     w = [[weight(256, 520, torch.bfloat16, d, "k_major")] for d in devices]
-    call = AllGatherMatmulCall(group, shards, w, TILES[0], 64)
+    call = AllGatherMatmulCall(group, shards, w, TILES[0], 64, keep=True)
     first = [[product.clone() for product in products] for products in call.run()]
     for i in range(20):
         again = call.run(delay_cycles=100_000 * (i % 3))
         assert all(torch.equal(x[0], y[0]) for x, y in zip(first, again, strict=True))
+        assert_kept(call)
 
 
 def test_not_a_number_stays_in_its_row() -> None:
@@ -117,6 +171,8 @@ def test_not_a_number_stays_in_its_row() -> None:
     shards = randoms(2, (1, 128, 256), torch.bfloat16, devices)
     shards[1][0, 5, 7] = torch.nan
     w = [[weight(256, 256, torch.bfloat16, d, "k_major")] for d in devices]
-    for result in AllGatherMatmulCall(group, shards, w, TILES[0], 128).run():
+    call = AllGatherMatmulCall(group, shards, w, TILES[0], 128, keep=True)
+    for result in call.run():
         bad = result[0].isnan().all(-1).nonzero()[:, 1].tolist()
         assert bad == [128 + 5]
+    assert_kept(call)

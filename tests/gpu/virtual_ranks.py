@@ -125,7 +125,10 @@ def delay(rank: Rank, cycles: int) -> None:
 
 
 class AllGatherMatmulCall:
-    """A prepared call on every rank; shards[r] is [strips, rows, K] on rank r's device."""
+    """A prepared call on every rank; shards[r] is [strips, rows, K] on rank r's device.
+
+    With `keep`, the launch of the widest weight stores the gathered tensor, kept[r].
+    """
 
     def __init__(
         self,
@@ -137,11 +140,14 @@ class AllGatherMatmulCall:
         biases: list[list[torch.Tensor | None]] | None = None,
         sweep: int = 4,
         wait_limit_ns: int = WAIT_LIMIT_NS,
+        keep: bool = False,
     ) -> None:
         world = group.world
         strips, rows, k = shards[0].shape
         self.group, self.shards = group, shards
         self.gathered = [poisoned((strips, world, rows, k), s) for s in shards]
+        self.kept = [torch.empty_like(g) for g in self.gathered] if keep else []
+        widths = [w.shape[1] for w in weights[0]]
         self.products = [[poisoned((strips, world * rows, w.shape[1]), w) for w in ws] for ws in weights]
         self.entries = [find(kernels.all_gather_matmul_kernels(), tile, w) for w in weights[0]]
         self.problems: list[list[Any]] = []
@@ -163,6 +169,7 @@ class AllGatherMatmulCall:
                 p.gathered = self.gathered[rank.index].data_ptr()
                 p.weight, p.weight_stride = weight.data_ptr(), layout_of(weight)[1]
                 p.bias = bias.data_ptr() if bias is not None else 0
+                p.kept = self.kept[rank.index].data_ptr() if keep and i == widths.index(max(widths)) else 0
                 p.product = self.products[rank.index][i].data_ptr()
                 p.signals, p.epoch = rank.signals.data_ptr(), rank.epoch.data_ptr()
                 p.rows_per_chunk, p.group, p.multiprocessors = rows_per_chunk, sweep, rank.multiprocessors
@@ -190,6 +197,8 @@ class AllGatherMatmulCall:
 
     def run(self, delay_cycles: int = 0, push: bool = True) -> list[list[torch.Tensor]]:
         """The products [strips, world * rows, N] of every rank and weight."""
+        for kept in self.kept:
+            kept.fill_(torch.nan)
         self.group.synchronize()
         self.enqueue(delay_cycles, push)
         self.group.synchronize()
