@@ -112,6 +112,12 @@ def test_shares_of_what_is_kept(shape: tuple[int, int, int, int], tile: str) -> 
     run(2, shape, tile, chunk=200, keep=True)
 
 
+@pytest.mark.parametrize("tile", TILES)
+def test_kept_of_a_long_gather(tile: str) -> None:
+    """Every multiprocessor copies for many tiles, in thousands of pieces where its buffers are small."""
+    run(2, (1, 2048, 3072, 4096), tile, chunk=256, delay_cycles=200_000, keep=True)
+
+
 def test_kept_of_strips_with_gaps() -> None:
     group = VirtualGroup(2)
     devices = [rank.device for rank in group.ranks]
