@@ -8,8 +8,8 @@ namespace flux_inductor::cuda {
 enum class Op : uint32_t { all_gather_matmul = 1, matmul_reduce_scatter = 2 };
 
 // Lives in pinned host memory, so that the host can look at it without a synchronisation and also
-// after a failure of the context. The first wait that fails fills it; all later waits of the group
-// return at once.
+// when the context is lost. The first wait that fails fills it, and then its kernel traps; so does
+// every wait of the group that finds it filled.
 struct ErrorRecord {
   uint32_t state;   // 0: no error; 1: being written; 2: complete
   uint32_t op;      // Op

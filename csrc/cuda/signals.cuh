@@ -1,4 +1,5 @@
-// Signals between ranks as the kernels see them: a bounded wait, and the raising of a counter.
+// Signals between ranks as the kernels see them: a bounded wait, and the raising of counters and
+// signals.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,16 @@ __device__ __forceinline__ void add_release_system(uint32_t* address, uint32_t v
   asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+// Among the threads of one GPU. Returns what was there before.
+__device__ __forceinline__ uint32_t add_acquire_release_device(uint32_t* address, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
+
 // Orders the generic proxy's accesses (a signal just acquired) with those of the async proxy (the
 // TMA that follows).
 __device__ __forceinline__ void fence_generic_to_async() {
@@ -48,22 +59,29 @@ __device__ __forceinline__ uint64_t global_nanoseconds() {
   return value;
 }
 
-__device__ inline void record_timeout(WaitLimit const& limit, uint32_t source, uint32_t chunk,
-                                      uint32_t expected, uint32_t seen) {
+// A wait has failed, this one or another one of the group: the kernel traps, so that nothing queued
+// behind it reads what it would have stored (rule R4). The context is lost by that.
+//
+// Not before the record is complete, also where another thread writes it: a trap stops all of them.
+__device__ inline void end_failed_wait(WaitLimit const& limit, uint32_t source, uint32_t chunk,
+                                       uint32_t expected, uint32_t seen) {
   ErrorRecord* record = limit.record;
-  if (atomicCAS_system(&record->state, 0u, 1u) != 0u) return;
-  record->op = static_cast<uint32_t>(limit.op);
-  record->source = source;
-  record->chunk = chunk;
-  record->expected = expected;
-  record->seen = seen;
-  __threadfence_system();
-  atomicExch_system(&record->state, 2u);
+  if (atomicCAS_system(&record->state, 0u, 1u) == 0u) {
+    record->op = static_cast<uint32_t>(limit.op);
+    record->source = source;
+    record->chunk = chunk;
+    record->expected = expected;
+    record->seen = seen;
+    __threadfence_system();
+    atomicExch_system(&record->state, 2u);
+    __threadfence_system();
+  }
+  while (load_acquire_system(&record->state) != 2u) __nanosleep(1000);
+  __trap();
 }
 
-// The rest of the wait, when the signal was not there at the first look. Returns when it is, when
-// the limit has passed, or when another wait has failed; a kernel whose wait failed computes on
-// with whatever is in memory and ends, so that nothing hangs, and the host raises.
+// The rest of the wait, when the signal was not there at the first look. Returns when it is; traps
+// when the limit has passed or another wait of the group has failed.
 //
 // The record is in host memory and must be looked at seldom: read at the pace of the signal by
 // every multiprocessor, it keeps the copy engine from its work, which then takes a hundred times
@@ -74,16 +92,15 @@ __device__ __forceinline__ void wait_slowly(uint32_t const* signal, uint32_t exp
   constexpr uint64_t kNanosecondsBetweenLooks = 1000000;
   uint64_t start = global_nanoseconds();
   uint64_t look = start + kNanosecondsBetweenLooks;
-  while (!reached(load_acquire_system(signal), expected)) {
+  uint32_t seen;
+  while (!reached(seen = load_acquire_system(signal), expected)) {
     __nanosleep(50);
     uint64_t now = global_nanoseconds();
     if (now < look) continue;
     look = now + kNanosecondsBetweenLooks;
-    if (load_acquire_system(&limit.record->state) != 0u) return;
-    if (now - start > limit.nanoseconds) {
-      record_timeout(limit, source, chunk, expected, load_acquire_system(signal));
-      return;
-    }
+    bool late = now - start > limit.nanoseconds;
+    if (late || load_acquire_system(&limit.record->state) != 0u)
+      end_failed_wait(limit, source, chunk, expected, seen);
   }
 }
 
