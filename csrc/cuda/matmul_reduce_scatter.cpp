@@ -41,7 +41,6 @@ int scatter_chunks_per_part(MatmulReduceScatter const& p, Tile const& tile) {
 std::vector<ScatterChunk> scatter_chunks(MatmulReduceScatter const& p, Tile const& tile) {
   TileOrder order = scatter_order(p, tile);
   ScatterChunks cut = scatter_cut(p, tile);
-  int all_rows = p.strips * order.m_tiles();  // of tiles
   // Row of the part, seen as [strips * rows, n], at which a row of tiles begins; the last tile of a
   // strip may be short.
   auto row_at = [&](int tiles) {
@@ -50,17 +49,11 @@ std::vector<ScatterChunk> scatter_chunks(MatmulReduceScatter const& p, Tile cons
   std::vector<ScatterChunk> chunks;
   for (int step = 0; step + 1 < p.world; ++step) {
     int part = (p.rank + 1 + step) % p.world;
-    for (int group = 0; group < order.groups(); ++group) {
-      int first_m = group * order.group() * order.cluster_m();
-      int last_m = std::min(all_rows, first_m + order.rows_of_group(group) * order.cluster_m());
-      for (int column = 0; column < cut.per_group(); ++column) {
-        int first_n = column * cut.columns_of_chunk() * order.cluster_n();
-        int last_n =
-            std::min(order.n_tiles(), first_n + cut.columns_of_chunk() * order.cluster_n());
-        chunks.push_back({part, group * cut.per_group() + column, row_at(first_m), row_at(last_m),
-                          first_n * tile.n, std::min(p.n, last_n * tile.n),
-                          (last_m - first_m) * (last_n - first_n)});
-      }
+    for (int index = 0; index < cut.per_part(); ++index) {
+      TileBlock block = cut.block_of(order, index);
+      chunks.push_back({part, index, row_at(block.first_m), row_at(block.last_m),
+                        block.first_n * tile.n, std::min(p.n, block.last_n * tile.n),
+                        block.tiles()});
     }
   }
   return chunks;

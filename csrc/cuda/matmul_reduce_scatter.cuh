@@ -22,7 +22,17 @@ struct MatmulReduceScatterTraits {
       Finish>::CollectiveOp;
   using Epilogue = ScatterEpilogue<typename SeparateSourceBuffers<PlainEpilogue>::type>;
   // The pingpong kernel advances each warpgroup's state of the source pipeline by one source for
-  // every tile of the other warpgroup. Our tiles have none or several: that must come to the same.
+  // every tile of the other warpgroup. Our tiles have none or several, so that the states count
+  // wrong. But a state is used as stage and phase alone, which come back after 2 * StagesC
+  // subtiles. If a source has a multiple of that, then every source of every tile begins at stage 0
+  // in phase 0: for the warp that loads it, for the warpgroup that adds it, and for the barriers,
+  // since the warpgroups' epilogues take turns and each takes up all that was loaded for its tile.
+  //
+  // The rest of that kernel does not count sources. Turns: the claims of a cluster only rise, so a
+  // warpgroup that finds none left has no later one coming, and the other one then has its last
+  // tile, which waits for turns already given. Stores: each tile's are out of shared memory when
+  // its turn ends. Rule R1: a tile's counter is raised before its turn ends, hence before the next
+  // tile of the other warpgroup waits for partials.
   static_assert(!Config::tile.pingpong ||
                     Epilogue::get_load_pipe_increment(typename Config::Shape{}) %
                             (2 * Epilogue::DispatchPolicy::StagesC) ==
@@ -58,6 +68,7 @@ struct MatmulReduceScatterTraits {
     for (int i = 0; i < p.world; ++i) {
       epilogue.parts[i] = static_cast<Element*>(p.parts[i]);
       epilogue.partials[i] = static_cast<Element const*>(p.partials[i]);
+      epilogue.delivered[i] = p.delivered[i];
     }
     arguments.scheduler.order = epilogue.order;
     arguments.scheduler.claims = p.claims;

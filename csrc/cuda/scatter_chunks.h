@@ -6,6 +6,15 @@
 
 namespace flux_inductor::cuda {
 
+// Tiles [first_m, last_m) x [first_n, last_n) of a part, its strips one below the other. No padding
+// of clusters.
+struct TileBlock {
+  int first_m, last_m;
+  int first_n, last_n;
+
+  FLUX_HOST_DEVICE int tiles() const { return (last_m - first_m) * (last_n - first_n); }
+};
+
 // A chunk is one group of the TileOrder (rows of clusters swept together), cut along N. So it is
 // complete soon after its first tile; whole rows of the product would be complete only at the end
 // of the sweep.
@@ -15,19 +24,32 @@ class ScatterChunks {
   ScatterChunks(TileOrder const& order, int columns_of_chunk)
       : columns_(columns_of_chunk),
         per_group_(ceil_div(order.cluster_columns(), columns_of_chunk)),
-        per_part_(per_group_ * order.groups()) {}
+        per_part_(per_group_.value() * order.groups()) {}
 
-  FLUX_HOST_DEVICE int columns_of_chunk() const { return columns_.value(); }  // of clusters
-  FLUX_HOST_DEVICE int per_group() const { return per_group_; }
-  FLUX_HOST_DEVICE int per_part() const { return per_part_; }
+  FLUX_HOST_DEVICE int per_part() const { return per_part_.value(); }
+  // Of a counter: those of a part's chunks lie side by side.
+  FLUX_HOST_DEVICE int part_of(int counter) const { return per_part_.divide(counter); }
   FLUX_HOST_DEVICE int chunk_of(TileOrder const& order, int strip, int m, int n) const {
-    return order.group_of(strip, m) * per_group_ + columns_.divide(order.cluster_column(n));
+    return order.group_of(strip, m) * per_group_.value() + columns_.divide(order.cluster_column(n));
+  }
+
+  FLUX_HOST_DEVICE TileBlock block_of(TileOrder const& order, int chunk) const {
+    int group = per_group_.divide(chunk);
+    int column = (chunk - group * per_group_.value()) * columns_.value();
+    int first_m = group * order.group() * order.cluster_m();
+    int first_n = column * order.cluster_n();
+    return {first_m,
+            smaller(first_m + order.rows_of_group(group) * order.cluster_m(),
+                    order.strips() * order.m_tiles()),
+            first_n, smaller(first_n + columns_.value() * order.cluster_n(), order.n_tiles())};
   }
 
  private:
-  Divider columns_;
-  int per_group_ = 1;
-  int per_part_ = 1;
+  FLUX_HOST_DEVICE static int smaller(int a, int b) { return a < b ? a : b; }
+
+  Divider columns_;  // of clusters in a chunk
+  Divider per_group_;
+  Divider per_part_;
 };
 
 }  // namespace flux_inductor::cuda

@@ -2,8 +2,10 @@
 // other ranks' partial tiles added to the own ones.
 //
 // A tile of a peer's part is scale * accumulator + bias + addend. It is stored where it leaves for
-// the peer; then the counter of its chunk is raised, for whoever moves the chunk. A tile of the own
-// part is the same plus the peers' partials, stored once, as the result.
+// the peer; then the counter of its chunk is raised, for whoever moves the chunk. Or, if nobody
+// else does, it is stored where the peer wants it, and whoever raises the counter to the chunk's
+// number of tiles raises the peer's signal. A tile of the own part is the same plus the peers'
+// partials, stored once, as the result.
 //
 // Partials and addend ("sources") come in through the epilogue's C operand: its producer warp waits
 // for the chunk's signal and loads it by TMA, while the tile is still being multiplied. All but the
@@ -13,10 +15,19 @@
 // The counter can be raised when the tile's stores are complete, which takes a microsecond or two
 // after the last one is issued. The cooperative kernel does not wait for that, since its tensor
 // cores would idle: the next tile's epilogue raises the counter, before that tile waits for
-// anything (rule R1). But the last tiles of the peers' parts are urgent, since a delay of theirs is
-// a delay of the own part; there it waits at once. So does the pingpong kernel always, in
+// anything (rule R1). But where parts have few waves of tiles, the last tiles of the peers' parts
+// are urgent, since a delay of theirs is soon a delay of the own part, in which the peers are at
+// the same place one part later; there it waits at once. So does the pingpong kernel always, in
 // store_tail(): its other warpgroup multiplies meanwhile, and may be the one that waits for
 // partials next.
+//
+// A signal that the kernel raises stands for stores of many blocks. For each of them: its bulk
+// stores are complete and visible to the thread that waited for them; that thread releases by
+// adding to the counter; the thread that adds last acquires from all of them, since additions to
+// one word form one chain, and releases to the peer. Causality is transitive, whatever the scope of
+// its links, so the peer that acquires the signal sees all of the stores. Hence the scope of the
+// counter may be the GPU, whose threads alone look at it, and that of the signal must be the
+// system.
 #pragma once
 
 #include "cute/tensor.hpp"
@@ -59,9 +70,12 @@ class ScatterEpilogue : public Base_ {
     int rows;  // of a part, per strip
     int n;
     float scale;
-    uint32_t* counters;       // [world * chunks_per_part]: tiles stored of each chunk
+    uint32_t* counters;  // [world * chunks_per_part]: tiles stored of each chunk; zero at first
     uint32_t const* arrived;  // [world * chunks_per_part]: signals of each peer's partial chunks
     uint32_t const* epoch;
+    // Where the signals of each part's chunks go, [world * chunks_per_part] in its owner's memory;
+    // null: they are someone else's business.
+    uint32_t* delivered[kMaxRanks];
     WaitLimit limit;
   };
   struct Arguments : Common {
@@ -156,7 +170,7 @@ class ScatterEpilogue : public Base_ {
                             TensorStorage& storage, int subtile = -1) {
     auto [m, n, k, l] = coord;
     ScatteredTile tile(params_, coord);
-    raise_pending();
+    count_pending();
     bool own = tile.part == params_.rank;
     int sources = (own ? params_.order.parts() - 1 : 0) + (params_.has_addend ? 1 : 0);
     if (sources > 1) {
@@ -173,8 +187,8 @@ class ScatterEpilogue : public Base_ {
                                  mma, thread, storage, subtile);
     bool issues_stores = thread < cutlass::NumThreadsPerWarp;
     if (!own && tile.real && issues_stores) {
-      pending_ = params_.counters + tile.part * params_.chunks.per_part() + tile.chunk;
-      if (tile.urgent) raise_pending();
+      pending_ = tile.part * params_.chunks.per_part() + tile.chunk;
+      if (tile.urgent) count_pending();
     }
     return states;
   }
@@ -182,11 +196,12 @@ class ScatterEpilogue : public Base_ {
   CUTLASS_DEVICE auto store_tail(LoadPipeline load_pipeline, LoadPipelineState load_state,
                                  StorePipeline store_pipeline, StorePipelineState store_state) {
     auto states = Base::store_tail(load_pipeline, load_state, store_pipeline, store_state);
-    raise_pending();
+    count_pending();
     return states;
   }
 
  private:
+  static constexpr int kFewWaves = 4;  // of a part
   static constexpr int kUrgentWaves = 2;
 
   struct ScatteredTile {
@@ -194,7 +209,7 @@ class ScatterEpilogue : public Base_ {
     int strip;
     int chunk;
     bool real;    // not a cluster's padding
-    bool urgent;  // among the last tiles of the peers' parts
+    bool urgent;  // among the last tiles of the peers' parts, and the own tiles need it soon
 
     template <class TileCoord>
     CUTLASS_DEVICE ScatteredTile(Params const& params, TileCoord const& coord) {
@@ -205,8 +220,9 @@ class ScatterEpilogue : public Base_ {
       real = m < order.m_tiles() && n < order.n_tiles();
       chunk = params.chunks.chunk_of(order, strip, m, n);
       int wave = order.cluster_column(gridDim.y);  // clusters at work
-      urgent = order.index_of(part, strip, m, n) + kUrgentWaves * wave >=
-               order.clusters() - order.clusters_per_part();
+      urgent = order.clusters_per_part() <= kFewWaves * wave &&
+               order.index_of(part, strip, m, n) + kUrgentWaves * wave >=
+                   order.clusters() - order.clusters_per_part();
     }
   };
 
@@ -246,16 +262,30 @@ class ScatterEpilogue : public Base_ {
     ready_chunk_ = tile.chunk;
   }
 
-  // Waits for the bulk stores of the tile stored last, and raises its counter.
-  CUTLASS_DEVICE void raise_pending() {
-    if (pending_ == nullptr) return;
+  // Waits for the bulk stores of the tile stored last, and counts the tile.
+  CUTLASS_DEVICE void count_pending() {
+    if (pending_ < 0) return;
     wait_for_own_bulk_stores();
     __syncwarp();
     if (cute::elect_one_sync()) {
       fence_generic_to_async();
-      add_release_system(pending_, 1u);
+      count(pending_);
     }
-    pending_ = nullptr;
+    pending_ = -1;
+  }
+
+  CUTLASS_DEVICE void count(int counter) {
+    ScatterChunks const& chunks = params_.chunks;
+    int part = chunks.part_of(counter);
+    uint32_t* signals = params_.delivered[part];
+    if (signals == nullptr) {
+      add_release_system(params_.counters + counter, 1u);
+      return;
+    }
+    int chunk = counter - part * chunks.per_part();
+    int stored = static_cast<int>(add_acquire_release_device(params_.counters + counter, 1u)) + 1;
+    if (stored == chunks.block_of(params_.order, chunk).tiles())
+      store_release_system(signals + params_.rank * chunks.per_part() + chunk, *params_.epoch);
   }
 
   // Adds one loaded source to the accumulators, subtile by subtile as Base::load() brings them in.
@@ -305,8 +335,8 @@ class ScatterEpilogue : public Base_ {
   }
 
   Params const& params_;
-  uint32_t* pending_ = nullptr;  // counter of the tile stored last, not raised yet
-  int ready_chunk_ = -1;         // chunk whose partials were waited for last
+  int pending_ = -1;      // counter of the tile stored last, if it is not raised yet
+  int ready_chunk_ = -1;  // chunk whose partials were waited for last
 };
 
 }  // namespace flux_inductor::cuda
