@@ -1,5 +1,9 @@
 """matmul + reduce_scatter kernels: numbers, progress, and waits, with all ranks played by one process."""
 
+import random
+import time
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,12 +13,14 @@ if kernels is None:
     pytest.skip("needs a Hopper GPU and the CUDA kernels", allow_module_level=True)
 
 from .numerics import product, randoms, relative_error, weight
+from .own_process import run_in_process
 from .virtual_ranks import AllGatherMatmulCall, MatmulReduceScatterCall, VirtualGroup
 
 TILES = sorted({entry.tile for entry in kernels.matmul_reduce_scatter_kernels()})
 GATHER_TILES = sorted({entry.tile for entry in kernels.all_gather_matmul_kernels()})
 FAMILIES = sorted({(entry.element, entry.layout) for entry in kernels.matmul_reduce_scatter_kernels()})
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+both_directions = pytest.mark.parametrize("direction", ["push", "store"])
 
 
 def run(
@@ -30,6 +36,7 @@ def run(
     addend: bool = False,
     scale: float = 1.0,
     multiprocessors: list[int] | None = None,
+    direction: str = "push",
 ) -> list[torch.Tensor]:
     """One call on every rank, checked against fp64 and the error of rounded matmuls summed over the ranks."""
     strips, rows, n, k = shape
@@ -41,7 +48,17 @@ def run(
     bs = randoms(world, (n,), dtype, devices) if bias else None
     adds = randoms(world, (strips, world * rows, n), dtype, devices) if addend else None
     call = MatmulReduceScatterCall(
-        group, xs, ws, tile, bs, adds, scale, sweep, chunk_columns, multiprocessors=multiprocessors
+        group,
+        xs,
+        ws,
+        tile,
+        bs,
+        adds,
+        scale,
+        sweep,
+        chunk_columns,
+        multiprocessors=multiprocessors,
+        direction=direction,
     )
     results = call.run(delay_cycles)
     home = devices[0]
@@ -82,29 +99,30 @@ def test_chunks_cover_the_peers_parts_once(tile: str, sweep: int, chunk_columns:
     assert sum(chunk.tiles for chunk in chunks) == (world - 1) * tiles
 
 
-@pytest.mark.parametrize("tile", TILES)
-def test_every_tile_on_two_ranks(tile: str) -> None:
-    run(2, (1, 512, 768, 512), tile, bias=True, addend=True, scale=0.5)
-
-
+@both_directions
 @pytest.mark.parametrize(("element", "layout"), FAMILIES)
-def test_every_family(element: str, layout: str) -> None:
-    run(2, (1, 384, 512, 512), TILES[0], element, layout)
+@pytest.mark.parametrize("tile", TILES)
+def test_every_kernel_on_two_ranks(tile: str, element: str, layout: str, direction: str) -> None:
+    run(2, (1, 512, 768, 512), tile, element, layout, bias=True, addend=True, scale=0.5, direction=direction)
 
 
+@both_directions
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("shape", [(1, 1, 8, 8), (1, 200, 328, 136), (3, 77, 264, 72), (2, 300, 1000, 264)])
-def test_ragged_shapes(world: int, shape: tuple[int, int, int, int]) -> None:
-    run(world, shape, TILES[0], chunk_columns=1)
+def test_ragged_shapes(world: int, shape: tuple[int, int, int, int], direction: str) -> None:
+    run(world, shape, TILES[0], chunk_columns=1, direction=direction)
 
 
+@both_directions
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
-def test_addend_bias_and_scale(world: int) -> None:
-    run(world, (2, 140, 520, 256), TILES[-1], bias=True, addend=True, scale=0.25)
+def test_addend_bias_and_scale(world: int, direction: str) -> None:
+    run(world, (2, 140, 520, 256), TILES[-1], bias=True, addend=True, scale=0.25, direction=direction)
 
 
+@both_directions
 @pytest.mark.parametrize("world", [2, 4, 8])
-def test_delayed_chunks(world: int) -> None:
+def test_delayed_chunks(world: int, direction: str) -> None:
+    """Of delayed copies, or of kernels that start late."""
     for sweep, chunk_columns in [(1, 1), (2, 3), (8, 100)]:
         run(
             world,
@@ -113,21 +131,26 @@ def test_delayed_chunks(world: int) -> None:
             sweep=sweep,
             chunk_columns=chunk_columns,
             delay_cycles=3_000_000,
+            direction=direction,
         )
 
 
+@both_directions
 @pytest.mark.parametrize("world", [2, 4])
-def test_few_multiprocessors_on_some_ranks(world: int) -> None:
+def test_few_multiprocessors_on_some_ranks(world: int, direction: str) -> None:
     """Rule R1: a rank with one resident cluster and ranks with many finish."""
-    run(world, (1, 512, 1024, 256), TILES[0], multiprocessors=[2] + [16] * (world - 1))
+    few = [2] + [16] * (world - 1)
+    run(world, (1, 512, 1024, 256), TILES[0], multiprocessors=few, direction=direction)
 
 
+@both_directions
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_other_kernels_hold_most_multiprocessors_of_both_ranks() -> None:
+def test_other_kernels_hold_most_multiprocessors_of_both_ranks(direction: str) -> None:
     """Rule R1: both ranks finish while most of their blocks are not even resident.
 
     With a fixed share of the tiles for every block this would last as long as the other kernels do: each rank
-    would wait for tiles of the other's absent blocks. The other kernels are gathers whose chunks never come.
+    would wait for tiles of the other's absent blocks. The other kernels are gathers whose chunks come only
+    after that.
     """
     others, group = VirtualGroup(2), VirtualGroup(2)
     devices = [rank.device for rank in group.ranks]
@@ -135,42 +158,139 @@ def test_other_kernels_hold_most_multiprocessors_of_both_ranks() -> None:
         rank.multiprocessors -= 12
     shards = randoms(2, (1, 8192, 128), torch.bfloat16, devices)
     w = [[weight(128, 256, torch.bfloat16, d, "k_major")] for d in devices]
-    holding = AllGatherMatmulCall(others, shards, w, GATHER_TILES[0], 8192, wait_limit_ns=500_000_000)
+    holding = AllGatherMatmulCall(others, shards, w, GATHER_TILES[0], 8192, wait_limit_ns=10_000_000_000)
     xs = randoms(2, (1, 4096, 256), torch.bfloat16, devices)
     ws = [weight(256, 2048, torch.bfloat16, d, "k_major") for d in devices]
-    call = MatmulReduceScatterCall(group, xs, ws, TILES[0])
+    call = MatmulReduceScatterCall(group, xs, ws, TILES[0], direction=direction)
     group.synchronize()
     holding.enqueue(push=False)
     call.enqueue()
     for rank in group.ranks:
         rank.compute.synchronize()
     assert not any(rank.compute.query() for rank in others.ranks)
-    assert all(rank.error()["state"] == 0 for rank in group.ranks)
+    push_shards(others, holding)
     others.synchronize()
+    assert all(rank.error()["state"] == 0 for rank in group.ranks + others.ranks)
     exact = product(xs[0], ws[0]) + product(xs[1], ws[1]).to(devices[0])
     for i in range(2):
         assert relative_error(call.parts[i][i], exact[:, 2048 * i : 2048 * (i + 1)]) < 5e-3
 
 
-def test_missing_partials_end_the_wait() -> None:
+def push_shards(group: VirtualGroup, call: AllGatherMatmulCall) -> None:
+    """What enqueue(push=False) left out."""
+    for rank in group.ranks:
+        with torch.cuda.device(rank.device):
+            kernels.push_shard(
+                call.problems[rank.index][0],
+                [buffer.data_ptr() for buffer in call.gathered],
+                [other.signals.data_ptr() for other in group.ranks],
+                rank.transfer.cuda_stream,
+            )
+
+
+def end_of_a_call_without_rank_1(
+    tile: str, direction: str, limit_ns: int, record: list[int]
+) -> tuple[bool, float, dict[str, int]]:
+    """Whether the context of rank 0 was lost, the seconds until then, and what its record, preset, says."""
     group = VirtualGroup(2)
     devices = [rank.device for rank in group.ranks]
     xs = randoms(2, (1, 512, 128), torch.bfloat16, devices)
     ws = [weight(128, 256, torch.bfloat16, d, "k_major") for d in devices]
-    MatmulReduceScatterCall(group, xs, ws, TILES[0], wait_limit_ns=50_000_000).run(push=False)
-    for rank in group.ranks:
-        error = rank.error()
-        assert (error["state"], error["op"], error["source"]) == (2, 2, 1 - rank.index), error
-        assert (error["expected"], error["seen"]) == (8, 0), error
+    call = MatmulReduceScatterCall(group, xs, ws, tile, wait_limit_ns=limit_ns, direction=direction)
+    first = group.ranks[0]
+    first.errors.copy_(torch.tensor(record, dtype=torch.int32))
+    group.synchronize()
+    start = time.monotonic()
+    try:
+        call.enqueue(absent=(1,))
+        first.compute.synchronize()
+    except RuntimeError:
+        return True, time.monotonic() - start, first.error()
+    return False, time.monotonic() - start, first.error()
 
 
-def test_results_do_not_change_from_run_to_run() -> None:
+@both_directions
+@pytest.mark.parametrize("tile", [TILES[0], TILES[-1]])
+def test_missing_partials_end_the_context(tile: str, direction: str) -> None:
+    """Rule R4: nothing queued behind the kernel reads a result without a partial, and the record is whole."""
+    lost, _, error = run_in_process(end_of_a_call_without_rank_1, tile, direction, 50_000_000, [0] * 6)
+    assert lost
+    assert (error["state"], error["op"], error["source"]) == (2, 2, 1), error
+    assert (error["expected"], error["seen"]) == (8, 0), error
+
+
+def test_a_wait_that_finds_another_one_failed_ends_the_context_at_once() -> None:
+    record = [2, 1, 5, 6, 7, 4]
+    lost, seconds, error = run_in_process(
+        end_of_a_call_without_rank_1, TILES[0], "push", 60_000_000_000, record
+    )
+    assert lost
+    assert seconds < 30
+    assert list(error.values()) == record
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_results_do_not_change_from_run_to_run_or_with_the_transport(tile: str) -> None:
     group = VirtualGroup(4)
     devices = [rank.device for rank in group.ranks]
     xs = randoms(4, (1, 4 * 192, 256), torch.bfloat16, devices)
     ws = [weight(256, 520, torch.bfloat16, d, "k_major") for d in devices]
-    call = MatmulReduceScatterCall(group, xs, ws, TILES[0])
-    first = [result.clone() for result in call.run()]
+    calls = [MatmulReduceScatterCall(group, xs, ws, tile, direction=d) for d in ("push", "store")]
+    first = [result.clone() for result in calls[0].run()]
     for i in range(20):
-        again = call.run(delay_cycles=100_000 * (i % 3))
-        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+        again = calls[i % 2].run(delay_cycles=100_000 * (i % 3))
+        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), i
+
+
+STRESS_RUNS = 200
+
+
+def random_call(
+    rng: random.Random, group: VirtualGroup, tile: str, **options: Any
+) -> tuple[MatmulReduceScatterCall, list[torch.Tensor]]:
+    """A call on a problem of random size, and what each rank must get: in fp64, on its device."""
+    strips, rows, n, k = (
+        rng.randint(1, 2),
+        rng.randint(1, 500),
+        8 * rng.randint(1, 120),
+        8 * rng.randint(1, 40),
+    )
+    devices = [rank.device for rank in group.ranks]
+    xs = randoms(group.world, (strips, group.world * rows, k), torch.bfloat16, devices)
+    ws = [weight(k, n, torch.bfloat16, d, "k_major") for d in devices]
+    with_addend = rng.random() < 0.5
+    shape = (strips, group.world * rows, n)
+    addends = randoms(group.world, shape, torch.bfloat16, devices) if with_addend else None
+    exact = torch.zeros(shape, dtype=torch.float64, device=devices[0])
+    for i in range(group.world):
+        exact += product(xs[i], ws[i]).to(devices[0])
+        if addends is not None:
+            exact += addends[i].to(devices[0], torch.float64)
+    sweep, columns = rng.randint(1, 4), rng.randint(1, 4)
+    call = MatmulReduceScatterCall(
+        group, xs, ws, tile, addends=addends, sweep=sweep, chunk_columns=columns, **options
+    )
+    return call, [part.to(d) for part, d in zip(exact.split(rows, dim=1), devices, strict=True)]
+
+
+def stress(tile: str, world: int) -> None:
+    rng = random.Random(f"{tile} {world}")
+    group = VirtualGroup(world)
+    for multiprocessors in (4, 10, group.ranks[0].multiprocessors):
+        for direction in ("push", "store"):
+            for i in range(STRESS_RUNS):
+                call, exact = random_call(
+                    rng, group, tile, multiprocessors=[multiprocessors] * world, direction=direction
+                )
+                results = call.run(delay_cycles=rng.choice((0, 0, 100_000, 1_000_000)))
+                for rank, result, expected in zip(group.ranks, results, exact, strict=True):
+                    where = (multiprocessors, direction, i, rank.index, rank.error())
+                    assert rank.error()["state"] == 0, where
+                    assert relative_error(result, expected) < 1e-2, where
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("tile", TILES)
+def test_many_random_problems(tile: str, world: int) -> None:
+    """Tiles with no, one and several sources in any order: what the pingpong kernel must bear."""
+    run_in_process(stress, tile, world, seconds=300)

@@ -113,14 +113,16 @@ def poisoned(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     return torch.full(shape, torch.nan, dtype=like.dtype, device=like.device)
 
 
-def delay(rank: Rank, cycles: int) -> None:
+def delay(rank: Rank, cycles: int, stream: torch.cuda.Stream | None = None) -> None:
     """Hold up a rank's transfers, each rank's for another time, so that chunks arrive in an unusual order.
+
+    Or another stream of the rank.
 
     Before the rank's kernel is launched: the delay is a kernel too, and would wait for a multiprocessor until
     the other gives up waiting (rule R2).
     """
     if cycles:
-        with torch.cuda.stream(rank.transfer):
+        with torch.cuda.stream(stream or rank.transfer):
             torch.cuda._sleep(cycles * (1 + rank.index * 7 % 5))
 
 
@@ -206,7 +208,10 @@ class AllGatherMatmulCall:
 
 
 class MatmulReduceScatterCall:
-    """A prepared call on every rank; xs[r] is [strips, world * rows, K] on rank r's device."""
+    """A prepared call on every rank; xs[r] is [strips, world * rows, K] on rank r's device.
+
+    Partials go to their owners by the copy engine ("push") or from the kernel itself ("store").
+    """
 
     def __init__(
         self,
@@ -221,11 +226,13 @@ class MatmulReduceScatterCall:
         chunk_columns: int = 4,
         wait_limit_ns: int = WAIT_LIMIT_NS,
         multiprocessors: list[int] | None = None,
+        direction: str = "push",
     ) -> None:
         world = group.world
         strips, m, k = xs[0].shape
         rows, n = m // world, weights[0].shape[1]
         self.group = group
+        self.direction = direction
         self.inputs = [xs, weights, biases, addends]
         self.parts = [poisoned((world, strips, rows, n), x) for x in xs]  # the own one is the result
         self.arriving = [poisoned((world, strips, rows, n), x) for x in xs]
@@ -239,7 +246,12 @@ class MatmulReduceScatterCall:
             p.bias = biases[rank.index].data_ptr() if biases else 0
             p.addend = addends[rank.index].data_ptr() if addends else 0
             p.scale = scale
-            p.parts = [part.data_ptr() for part in self.parts[rank.index]]
+            parts = list(self.parts[rank.index])
+            if direction == "store":
+                parts = [self.arriving[i][rank.index] for i in range(world)]
+                parts[rank.index] = self.parts[rank.index][rank.index]
+                p.delivered = [other.signals.data_ptr() for other in group.ranks]
+            p.parts = [part.data_ptr() for part in parts]
             p.partials = [partial.data_ptr() for partial in self.arriving[rank.index]]
             p.counters, p.claims = rank.counters, rank.claims
             p.arrived, p.epoch = rank.signals.data_ptr(), rank.epoch.data_ptr()
@@ -249,28 +261,34 @@ class MatmulReduceScatterCall:
             self.problems.append(p)
         self.counted = CLAIM_WORDS + world * kernels.scatter_chunks_per_part(self.entry, self.problems[0])
 
-    def enqueue(self, delay_cycles: int = 0, push: bool = True) -> None:
+    def enqueue(self, delay_cycles: int = 0, absent: tuple[int, ...] = ()) -> None:
+        """The call on all ranks but those that never come to it."""
         group = self.group
         group.start(self.counted)
-        for rank, p in zip(group.ranks, self.problems, strict=True):
+        push = self.direction == "push"
+        present = [rank for rank in group.ranks if rank.index not in absent]
+        for rank in present:
             with torch.cuda.device(rank.device):
-                delay(rank, delay_cycles)
-                self.entry.launch(p, rank.compute.cuda_stream)
-        for rank, p in zip(group.ranks, self.problems, strict=True):
+                delay(rank, delay_cycles, rank.transfer if push else rank.compute)
+        for rank in present:
             with torch.cuda.device(rank.device):
-                if push:
-                    kernels.push_partials(
-                        self.entry,
-                        p,
-                        [buffer[rank.index].data_ptr() for buffer in self.arriving],
-                        [other.signals.data_ptr() for other in group.ranks],
-                        rank.transfer.cuda_stream,
-                    )
+                self.entry.launch(self.problems[rank.index], rank.compute.cuda_stream)
+        for rank in present if push else ():
+            with torch.cuda.device(rank.device):
+                kernels.push_partials(
+                    self.entry,
+                    self.problems[rank.index],
+                    [buffer[rank.index].data_ptr() for buffer in self.arriving],
+                    [other.signals.data_ptr() for other in group.ranks],
+                    rank.transfer.cuda_stream,
+                )
         group.join()
 
-    def run(self, delay_cycles: int = 0, push: bool = True) -> list[torch.Tensor]:
+    def run(self, delay_cycles: int = 0) -> list[torch.Tensor]:
         """Each rank's rows of the sum, [strips, rows, N]."""
+        for buffer in self.parts + self.arriving:
+            buffer.fill_(torch.nan)  # the partials of the last run would hide that one is missing
         self.group.synchronize()
-        self.enqueue(delay_cycles, push)
+        self.enqueue(delay_cycles)
         self.group.synchronize()
         return [self.parts[rank][rank] for rank in range(self.group.world)]
