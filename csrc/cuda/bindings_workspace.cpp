@@ -23,6 +23,8 @@ std::vector<T*> pointers(Addresses const& addresses) {
   return result;
 }
 
+Address number(py::args const& arguments, size_t i) { return arguments[i].cast<Address>(); }
+
 Workspace::Memory memory(int world, int rank, int device, Addresses const& slots,
                          int64_t slot_bytes, Addresses const& words, int signals, Address own_words,
                          Address errors, uint64_t wait_limit_ns) {
@@ -53,18 +55,17 @@ py::object read_error(Address address) {
 void bind_workspace(py::module_& m) {
   py::class_<GatherCall>(m, "GatherCall")
       .def(py::init([](std::vector<AllGatherMatmulKernel const*> const& kernels,
-                       std::vector<AllGatherMatmul> const& problems) {
-        GatherCall call;
+                       std::vector<AllGatherMatmul> const& problems, int reserve) {
+        GatherCall call{{}, reserve};
         for (size_t i = 0; i < kernels.size(); ++i) {
           call.launches.emplace_back(kernels[i], problems.at(i));
         }
         return call;
       }));
   py::class_<ScatterCall>(m, "ScatterCall")
-      .def(
-          py::init([](MatmulReduceScatterKernel const* kernel, MatmulReduceScatter const& problem) {
-            return ScatterCall{kernel, problem};
-          }));
+      .def(py::init([](MatmulReduceScatterKernel const* kernel, MatmulReduceScatter const& problem,
+                       bool store,
+                       int reserve) { return ScatterCall{kernel, problem, store, reserve}; }));
   py::class_<Workspace>(m, "Workspace")
       .def(
           py::init([](int world, int rank, int device, Addresses const& slots, int64_t slot_bytes,
@@ -80,19 +81,23 @@ void bind_workspace(py::module_& m) {
       .def_property_readonly(
           "copy_stream",
           [](Workspace const& w) { return reinterpret_cast<Address>(w.copy_stream()); })
-      .def(
-          "all_gather_matmul",
-          [](Workspace& workspace, GatherCall const& call, Address shard, Addresses const& weights,
-             Addresses const& biases, Addresses const& products, Address gathered, Address stream) {
-            GatherOperands operands{pointer<void const>(shard), pointers<void const>(weights),
-                                    pointers<void const>(biases), pointers<void>(products),
-                                    pointer<void>(gathered)};
-            py::gil_scoped_release release;
-            return workspace.run(call, operands, pointer<CUstream_st>(stream));
-          })
+      // Numbers alone, since lists would cost more than the call: then for each launch its weight,
+      // bias and product.
+      .def("all_gather_matmul",
+           [](Workspace& workspace, GatherCall const& call, Address stream, Address shard,
+              Address kept, py::args const& launches) {
+             GatherOperands operands{pointer<void const>(shard), pointer<void>(kept), {}};
+             for (size_t i = 0; i + 2 < launches.size(); i += 3) {
+               operands.launches.push_back({pointer<void const>(number(launches, i)),
+                                            pointer<void const>(number(launches, i + 1)),
+                                            pointer<void>(number(launches, i + 2))});
+             }
+             py::gil_scoped_release release;
+             return workspace.run(call, operands, pointer<CUstream_st>(stream));
+           })
       .def("matmul_reduce_scatter",
-           [](Workspace& workspace, ScatterCall const& call, Address x, Address weight,
-              Address bias, Address addend, Address partials, Address result, Address stream) {
+           [](Workspace& workspace, ScatterCall const& call, Address stream, Address x,
+              Address weight, Address bias, Address addend, Address partials, Address result) {
              ScatterOperands operands{pointer<void const>(x),    pointer<void const>(weight),
                                       pointer<void const>(bias), pointer<void const>(addend),
                                       pointer<void>(partials),   pointer<void>(result)};

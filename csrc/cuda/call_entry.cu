@@ -14,6 +14,14 @@ __device__ void meet_ranks(Meeting const& meeting, uint32_t epoch) {
   wait_for_signal(meeting.ours + peer, epoch, limit, peer, kMeetingChunk);
 }
 
+// Signals that calls do not use keep their old epochs, and would look like the future one day.
+__device__ void renew(SignalRegion const& region, uint32_t epoch) {
+  if (epoch - *region.renewed < kSignalLife) return;
+  for (int i = threadIdx.x; i < region.count; i += blockDim.x) region.words[i] = epoch - 1;
+  __syncthreads();
+  if (threadIdx.x == 0) *region.renewed = epoch;
+}
+
 __global__ void enter_call_kernel(CallEntry entry) {
   __shared__ uint32_t epoch;
   __shared__ bool unknown;  // whether peers may still use the buffers
@@ -25,10 +33,15 @@ __global__ void enter_call_kernel(CallEntry entry) {
   }
   for (int i = threadIdx.x; i < entry.count; i += blockDim.x) entry.words[i] = 0;
   __syncthreads();
-  if (unknown) meet_ranks(entry.meeting, epoch);
+  renew(entry.idle, epoch);
+  if (unknown) {
+    renew(entry.used, epoch);
+    __syncthreads();
+    meet_ranks(entry.meeting, epoch);
+  } else {
+    renew(entry.meetings, epoch);
+  }
 }
-
-__global__ void meet_kernel(Meeting meeting, uint32_t const* epoch) { meet_ranks(meeting, *epoch); }
 
 }  // namespace
 
@@ -37,15 +50,9 @@ void enter_call(CallEntry const& entry, cudaStream_t stream) {
   check_cuda(cudaGetLastError(), "enter_call");
 }
 
-void meet(Meeting const& meeting, uint32_t const* epoch, cudaStream_t stream) {
-  meet_kernel<<<1, 32, 0, stream>>>(meeting, epoch);
-  check_cuda(cudaGetLastError(), "meet");
-}
-
 void prepare_call_entry() {
   cudaFuncAttributes attributes;
   check_cuda(cudaFuncGetAttributes(&attributes, enter_call_kernel), "cudaFuncGetAttributes");
-  check_cuda(cudaFuncGetAttributes(&attributes, meet_kernel), "cudaFuncGetAttributes");
 }
 
 }  // namespace flux_inductor::cuda

@@ -24,6 +24,18 @@ struct Meeting {
 // The chunk that an error record names when a rank did not come to a meeting.
 inline constexpr uint32_t kMeetingChunk = 0xffffffffu;
 
+// Signals that enter_call() rewrites, with the epoch of the call before, when they have not been
+// for kSignalLife calls. Nobody may be writing them meanwhile.
+struct SignalRegion {
+  uint32_t* words;
+  int count;
+  uint32_t* renewed;  // the epoch in which they were rewritten last
+};
+
+// Rule R5 holds for signals younger than half the count of epochs. The host cannot watch over that,
+// since it does not see replays.
+inline constexpr uint32_t kSignalLife = 1u << 29;
+
 // The first thing of every fused call, before the copy stream forks off.
 //
 // Two buffers in turn need no hand-shake as long as calls alternate between them (rule R6). The
@@ -40,14 +52,16 @@ struct CallEntry {
   bool captured;  // the call belongs to a graph
   bool first_of_graph;
   Meeting meeting;
+  // What is renewed, and why nobody writes it then. A peer writes signals of the next call only
+  // after data of this one has reached it, and those of all earlier calls have been waited for: so
+  // the set that this call does not use (`idle`) is at rest. So is the other one (`used`) until
+  // this rank has come to the meeting, if there is one; calls that use one set again and again have
+  // one each. The meeting's own words are at rest in calls without one.
+  SignalRegion idle, used, meetings;
 };
 void enter_call(CallEntry const& entry, cudaStream_t stream);
 
-// A meeting in the middle of a call. Nothing of this rank that holds all multiprocessors may come
-// before the peers' meetings in their streams without coming before this one (rule R2).
-void meet(Meeting const& meeting, uint32_t const* epoch, cudaStream_t stream);
-
-// Loads both kernels (rule R3).
+// Loads the kernel (rule R3).
 void prepare_call_entry();
 
 }  // namespace flux_inductor::cuda

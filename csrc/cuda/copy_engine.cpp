@@ -37,19 +37,9 @@ void send_signal(uint32_t* signal, uint32_t const* epoch, cudaStream_t stream) {
              "copy of a signal");
 }
 
-// cuStreamWaitValue32, found at run time so that the module loads without a driver.
 void wait_for_counter(uint32_t* counter, uint32_t at_least, cudaStream_t stream) {
-  using WaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
-  static WaitValue const wait_value = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    check_cuda(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function, 12000,
-                                                cudaEnableDefault, &found),
-               "cuStreamWaitValue32");
-    return reinterpret_cast<WaitValue>(function);
-  }();
-  auto result = wait_value(stream, reinterpret_cast<CUdeviceptr>(counter), at_least,
-                           CU_STREAM_WAIT_VALUE_GEQ);
+  auto result = cuStreamWaitValue32(stream, reinterpret_cast<CUdeviceptr>(counter), at_least,
+                                    CU_STREAM_WAIT_VALUE_GEQ);
   if (result != CUDA_SUCCESS)
     throw std::runtime_error("cuStreamWaitValue32: error " + std::to_string(result));
 }

@@ -7,11 +7,13 @@
 
 // Without it, CuTe multiplies tiles of 160 or 224 columns in steps of 32.
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+// Without it, CUTLASS looks up the driver's function for every TMA descriptor; see driver.cpp.
+#define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
+#include "cutlass/device_kernel.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/gemm/collective/collective_builder.hpp"
-#include "cutlass/gemm/device/gemm_universal_adapter.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "kernel_registry.h"
 #include "launch_error.h"
@@ -64,6 +66,23 @@ using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
         static_cast<int>(sizeof(typename Epilogue::SharedStorage)) + 64>,
     typename Config::KernelSchedule>::CollectiveOp;
 
+// How every grid of a kernel is launched, but for its size and stream.
+template <class Kernel>
+struct LaunchConfig : cudaLaunchConfig_t {
+  LaunchConfig() : cudaLaunchConfig_t{} {
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {cute::size<0>(typename Kernel::ClusterShape{}),
+                              cute::size<1>(typename Kernel::ClusterShape{}), 1};
+    blockDim = Kernel::get_block_shape();
+    dynamicSmemBytes = Kernel::SharedStorageSize;
+    attrs = &cluster;
+    numAttrs = 1;
+  }
+  LaunchConfig(LaunchConfig const&) = delete;
+
+  cudaLaunchAttribute cluster{};
+};
+
 // Loads the kernel and lets it use its shared memory. Must run before any kernel of the group waits
 // for signals: a first load beside a spinning kernel can wedge the context (rule R3). Returns how
 // many clusters are resident at once.
@@ -73,16 +92,8 @@ int prepare_kernel() {
   check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   Kernel::SharedStorageSize),
              "cudaFuncSetAttribute");
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {cute::size<0>(typename Kernel::ClusterShape{}),
-                            cute::size<1>(typename Kernel::ClusterShape{}), 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = {cluster.val.clusterDim.x, cluster.val.clusterDim.y, 1};
-  config.blockDim = Kernel::get_block_shape();
-  config.dynamicSmemBytes = Kernel::SharedStorageSize;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  LaunchConfig<Kernel> config;
+  config.gridDim = {config.cluster.val.clusterDim.x, config.cluster.val.clusterDim.y, 1};
   int clusters = 0;
   check_cuda(cudaOccupancyMaxActiveClusters(&clusters, function, &config),
              "cudaOccupancyMaxActiveClusters");
@@ -102,15 +113,21 @@ int resident_clusters() {
   return clusters;
 }
 
+// CUTLASS's own launcher (GemmUniversalAdapter::run) sets attributes of the kernel every time. A
+// programmatic launch, beside the end of the kernel before, would save 1 us at most: that is
+// enter_call, and only where no fork lies between the two.
 template <class Kernel>
 void launch_kernel(typename Kernel::Arguments& arguments, int multiprocessors,
                    cudaStream_t stream) {
   arguments.hw_info.sm_count = multiprocessors;
   arguments.hw_info.max_active_clusters = resident_clusters<Kernel>();
   auto params = Kernel::to_underlying_arguments(arguments, nullptr);
-  auto status = cutlass::gemm::device::GemmUniversalAdapter<Kernel>::run(params, stream);
-  if (status != cutlass::Status::kSuccess)
-    check_cuda(cudaGetLastError(), cutlass::cutlassGetStatusString(status));
+  LaunchConfig<Kernel> config;
+  config.gridDim = Kernel::get_grid_shape(params);
+  config.stream = stream;
+  void* parameters[] = {&params};
+  auto* function = reinterpret_cast<void const*>(cutlass::device_kernel<Kernel>);
+  check_cuda(cudaLaunchKernelExC(&config, function, parameters), "launch of a fused kernel");
 }
 
 }  // namespace flux_inductor::cuda

@@ -2,16 +2,17 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "copy_engine.h"
 #include "launch_error.h"
-#include "shard_pull.h"
 
 namespace flux_inductor::cuda {
 namespace {
 
 constexpr int64_t kElementSize = 2;  // bf16 and fp16
+constexpr int kMeetingRegion = 2;    // of signals; 0 and 1 are the two sets
 
 bool failed(ErrorRecord const* record) {
   return *const_cast<uint32_t const volatile*>(&record->state) != 0;
@@ -70,10 +71,6 @@ Workspace::Workspace(Memory memory) : memory_(std::move(memory)) {
   check_cuda(
       cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, memory_.device),
       "number of multiprocessors");
-  uint32_t one = 1;
-  check_cuda(
-      cudaMemcpy(memory_.own_words + OwnWords::kOne, &one, sizeof one, cudaMemcpyHostToDevice),
-      "the number 1");
 }
 
 Workspace::~Workspace() {
@@ -81,18 +78,27 @@ Workspace::~Workspace() {
   cudaStreamDestroy(copies_);
 }
 
-Meeting Workspace::meeting(int first_word, Op op) const {
+size_t GatherCall::keeper() const {
+  auto smaller = [](auto const& a, auto const& b) { return a.second.n < b.second.n; };
+  return std::max_element(launches.begin(), launches.end(), smaller) - launches.begin();
+}
+
+Meeting Workspace::meeting(Op op) const {
   Meeting meeting{};
   meeting.world = memory_.world;
   meeting.rank = memory_.rank;
   for (int i = 0; i < memory_.world; ++i) {
-    meeting.theirs[i] = memory_.words[i] + first_word + memory_.rank;
+    meeting.theirs[i] = memory_.words[i] + SymmetricWords::kEntry + memory_.rank;
   }
-  meeting.ours = memory_.words[memory_.rank] + first_word;
+  meeting.ours = memory_.words[memory_.rank] + SymmetricWords::kEntry;
   meeting.wait_limit_ns = memory_.wait_limit_ns;
   meeting.errors = memory_.errors;
   meeting.op = op;
   return meeting;
+}
+
+SignalRegion Workspace::region(uint32_t* words, int count, int index) const {
+  return {words, count, memory_.own_words + OwnWords::kRenewed + index};
 }
 
 Workspace::Turn Workspace::begin(cudaStream_t stream, int counters, Op op) {
@@ -118,7 +124,11 @@ Workspace::Turn Workspace::begin(cudaStream_t stream, int counters, Op op) {
   entry.count = counters > 0 ? OwnWords::zeroed(counters) : 0;
   entry.captured = capture != 0;
   entry.first_of_graph = first_of_graph;
-  entry.meeting = meeting(SymmetricWords::kEntry, op);
+  entry.meeting = meeting(op);
+  entry.idle = region(signals(memory_.rank, mine.slot ^ 1), memory_.signals, mine.slot ^ 1);
+  entry.used = region(signals(memory_.rank, mine.slot), memory_.signals, mine.slot);
+  entry.meetings =
+      region(memory_.words[memory_.rank] + SymmetricWords::kEntry, memory_.world, kMeetingRegion);
   enter_call(entry, stream);
   return mine;
 }
@@ -128,7 +138,7 @@ void Workspace::fork(Turn const& turn) {
   check_cuda(cudaStreamWaitEvent(copies_, forked_, 0), "cudaStreamWaitEvent");
 }
 
-void Workspace::end(Turn const& turn) {
+void Workspace::join(Turn const& turn) {
   check_cuda(cudaEventRecord(joined_, copies_), "cudaEventRecord");
   check_cuda(cudaStreamWaitEvent(turn.stream, joined_, 0), "cudaStreamWaitEvent");
 }
@@ -137,55 +147,37 @@ bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cuda
   if (failed(memory_.errors)) return false;
   Range range("flux_inductor.all_gather_matmul");
   DeviceGuard guard(memory_.device);
-  int world = memory_.world, rank = memory_.rank;
+  int rank = memory_.rank;
+  Turn turn = begin(stream, 0, Op::all_gather_matmul);
+  fork(turn);
   AllGatherMatmul common = call.launches.front().second;
-  bool pulled = operands.gathered != nullptr;
-  int flags = pulled ? world * ceil_div(common.rows, common.rows_per_chunk) : 0;
-  Turn turn = begin(stream, flags, Op::all_gather_matmul);
-
   common.own_shard = operands.shard;
-  if (!pulled) {
-    fork(turn);
-    ShardPush push{};
-    for (int i = 0; i < world; ++i) {
-      push.gathered[i] = slot(i, turn.slot);
-      push.signals[i] = signals(i, turn.slot);
-    }
-    common.epoch = epoch(rank);
-    push_shard(common, push, copies_);
-  } else {
-    // Peers may still pull when the caller reuses the input, so they pull from a slot.
-    int64_t shard_stride = int64_t(common.rows) * common.k;
-    copy_own_shard(common, slot(rank, turn.slot), shard_stride, stream);
-    meet(meeting(SymmetricWords::kReady, Op::all_gather_matmul), epoch(rank), stream);
-    fork(turn);
-    ShardPull pull{};
-    for (int i = 0; i < world; ++i) {
-      pull.shards[i] = slot(i, turn.slot);
-    }
-    pull.gathered = operands.gathered;
-    pull.flags = memory_.own_words + OwnWords::kCounters;
-    pull_shards(common, pull, copies_);
-    char* own = static_cast<char*>(operands.gathered) + rank * shard_stride * kElementSize;
-    copy_own_shard(common, own, world * shard_stride, copies_);
+  common.epoch = epoch(rank);
+  ShardPush push{};
+  for (int i = 0; i < memory_.world; ++i) {
+    push.gathered[i] = slot(i, turn.slot);
+    push.signals[i] = signals(i, turn.slot);
   }
+  push_shard(common, push, copies_);
 
+  size_t keeper = call.keeper();
   for (size_t i = 0; i < call.launches.size(); ++i) {
     auto const& [kernel, sizes] = call.launches[i];
     AllGatherMatmul problem = sizes;
     problem.own_shard = operands.shard;
-    problem.gathered = pulled ? operands.gathered : slot(rank, turn.slot);
-    problem.weight = operands.weights[i];
-    problem.bias = operands.biases[i];
-    problem.product = operands.products[i];
-    problem.signals = pulled ? memory_.own_words + OwnWords::kCounters : signals(rank, turn.slot);
-    problem.epoch = pulled ? memory_.own_words + OwnWords::kOne : epoch(rank);
-    problem.multiprocessors = multiprocessors_;
+    problem.gathered = slot(rank, turn.slot);
+    problem.weight = operands.launches[i].weight;
+    problem.bias = operands.launches[i].bias;
+    problem.product = operands.launches[i].product;
+    problem.kept = i == keeper ? operands.kept : nullptr;
+    problem.signals = signals(rank, turn.slot);
+    problem.epoch = epoch(rank);
+    problem.multiprocessors = multiprocessors_ - call.reserve;
     problem.wait_limit_ns = memory_.wait_limit_ns;
     problem.errors = memory_.errors;
     kernel->launch(problem, stream);
   }
-  end(turn);
+  join(turn);
   return true;
 }
 
@@ -206,10 +198,15 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
       continue;
     }
     int64_t offset = peer_index(i, rank, world) * part_bytes;
-    problem.parts[i] = static_cast<char*>(operands.partials) + offset;
     problem.partials[i] = slot(rank, turn.slot) + offset;
     push.partials[i] = slot(i, turn.slot) + peer_index(rank, i, world) * part_bytes;
     push.arrived[i] = signals(i, turn.slot);
+    if (call.store) {
+      problem.parts[i] = push.partials[i];
+      problem.delivered[i] = push.arrived[i];
+    } else {
+      problem.parts[i] = static_cast<char*>(operands.partials) + offset;
+    }
   }
   problem.x = operands.x;
   problem.weight = operands.weight;
@@ -219,15 +216,16 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
   problem.arrived = signals(rank, turn.slot);
   problem.epoch = epoch(rank);
   problem.claims = memory_.own_words + OwnWords::kClaims;
-  problem.multiprocessors = multiprocessors_;
+  problem.multiprocessors = multiprocessors_ - call.reserve;
   problem.wait_limit_ns = memory_.wait_limit_ns;
   problem.errors = memory_.errors;
 
-  fork(turn);
+  if (!call.store) fork(turn);
   // The kernel first: should a copy fail to be queued, nothing waits for ever.
   call.kernel->launch(problem, stream);
+  if (call.store) return true;
   push_partials(problem, call.kernel->tile, push, copies_);
-  end(turn);
+  join(turn);
   return true;
 }
 

@@ -24,17 +24,16 @@ namespace flux_inductor::cuda {
 struct SymmetricWords {
   static constexpr int kEpoch = 0;
   static constexpr int kEntry = 32;    // meeting at the entry, a word a rank
-  static constexpr int kReady = 64;    // meeting of a pull, likewise
-  static constexpr int kSignals = 96;  // two sets of them
+  static constexpr int kSignals = 64;  // two sets of them
   static int count(int signals) { return kSignals + 2 * signals; }
 };
 
 // Words of the rank's own memory.
 struct OwnWords {
   static constexpr int kReplayed = 0;
-  static constexpr int kOne = 1;        // the number 1
+  static constexpr int kRenewed = 1;    // when each of three SignalRegions was
   static constexpr int kClaims = 32;    // from here on zeroed at the start of a call
-  static constexpr int kCounters = 64;  // [world * chunks]: of tiles stored, or flags of a pull
+  static constexpr int kCounters = 64;  // [world * chunks]: tiles stored of each
   static int count(int counters) { return kCounters + counters; }
   static int zeroed(int counters) { return kCounters - kClaims + counters; }
 };
@@ -42,26 +41,37 @@ struct OwnWords {
 // One call of all_gather_matmul, without its addresses: one launch for each weight.
 struct GatherCall {
   std::vector<std::pair<AllGatherMatmulKernel const*, AllGatherMatmul>> launches;
+  int reserve;  // multiprocessors left to other communication
+
+  // The launch that stores the gathered tensor, where one is kept: the longest has most room for
+  // it.
+  size_t keeper() const;
 };
 struct GatherOperands {
+  struct Launch {
+    void const* weight;
+    void const* bias;  // or null
+    void* product;
+  };
   void const* shard;
-  std::vector<void const*> weights;
-  std::vector<void const*> biases;  // null entries for none
-  std::vector<void*> products;
-  void* gathered;  // the result that keeps the whole: peers' shards are pulled; null: pushed
+  void* kept;  // where the gathered tensor goes, or null
+  std::vector<Launch> launches;
 };
 
 // One call of matmul_reduce_scatter, without its addresses.
 struct ScatterCall {
   MatmulReduceScatterKernel const* kernel;
   MatmulReduceScatter problem;
+  // Partials go straight into the peers' slots; otherwise the copy engine moves them.
+  bool store;
+  int reserve;
 };
 struct ScatterOperands {
   void const* x;
   void const* weight;
   void const* bias;
   void const* addend;
-  void* partials;  // of all peers' parts, [world - 1, strips, rows, n]
+  void* partials;  // of all peers' parts, [world - 1, strips, rows, n]; not used by `store`
   void* result;
 };
 
@@ -98,9 +108,10 @@ class Workspace {
     cudaStream_t stream;
   };
   Turn begin(cudaStream_t stream, int counters, Op op);
-  void end(Turn const& turn);
   void fork(Turn const& turn);
-  Meeting meeting(int first_word, Op op) const;
+  void join(Turn const& turn);
+  Meeting meeting(Op op) const;
+  SignalRegion region(uint32_t* words, int count, int index) const;
   char* slot(int rank, int turn) const { return memory_.slots[rank] + turn * memory_.slot_bytes; }
   uint32_t* signals(int rank, int turn) const {
     return memory_.words[rank] + SymmetricWords::kSignals + turn * memory_.signals;

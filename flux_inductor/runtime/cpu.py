@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from flux_inductor.planning.plan import Plan
+from flux_inductor.runtime.bound import PreparesNothing
 from flux_inductor.runtime.cpu_gather import Gather
 from flux_inductor.runtime.cpu_group import CpuGroup
 from flux_inductor.runtime.cpu_scatter import Scatter
@@ -19,7 +20,7 @@ from flux_inductor.runtime.groups import state_of
 from flux_inductor.runtime.multiply import with_blas_strides
 
 
-class CpuEngine:
+class CpuEngine(PreparesNothing):
     """See `engine.Engine`. All ranks of a group must be on one host."""
 
     name = "cpu"

@@ -1,28 +1,200 @@
 """The CUDA engine: kernels on the caller's stream, copies on a stream beside it, one call into C++ for both.
 
 What happens on the streams: csrc/cuda/workspace.cpp. What ranks do together on the host: cuda_group.py.
-The first call with some shapes prepares everything that depends on them alone; later ones fill in addresses.
+A call is bound once to all that depends on its shapes; then it allocates results and passes on addresses.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import torch_private
+from flux_inductor.runtime.bound import GatherRun, ScatterRun
 from flux_inductor.runtime.cuda_group import CudaGroup
-from flux_inductor.runtime.cuda_kernels import rows_operand, weight_operand, whole_operand
+from flux_inductor.runtime.cuda_operands import in_place, row_stride, weight_strides
 from flux_inductor.runtime.cuda_prepare import Prepared, prepare_gather, prepare_scatter
 from flux_inductor.runtime.groups import state_of
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A contiguous tensor to be made at each call."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    strides: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        steps = [math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
+        object.__setattr__(self, "strides", tuple(steps))
+
+    def make(self) -> Tensor:
+        # A quarter cheaper than torch.empty and new_empty.
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """all_gather_matmul, bound.
+
+    Args:
+        fits: whether the strides of x, and of each weight, are such that the kernels read them in place.
+        results: the products, then the gathered tensor if it is kept.
+    """
+
+    state: CudaGroup
+    prepared: Prepared
+    x_fits: bool
+    weights_fit: tuple[bool, ...]
+    results: tuple[_Result, ...]
+    keeps: bool
+
+    def __call__(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+        state = self.state
+        state.check()
+        results = [result.make() for result in self.results]
+        shard = in_place(x, self.x_fits)
+        # Copies must live until the call is on its streams.
+        operands = [in_place(weight, fits) for weight, fits in zip(weights, self.weights_fit, strict=True)]
+        rows = [bias if bias is None else in_place(bias, bias.is_contiguous()) for bias in biases]
+        addresses: list[int] = []
+        for index, weight in enumerate(operands):
+            bias = rows[index] if rows else None
+            addresses += (
+                weight.data_ptr(),
+                0 if bias is None else bias.data_ptr(),
+                results[index].data_ptr(),
+            )
+        with state.lock:
+            done = state.begin(self.prepared).all_gather_matmul(
+                self.prepared.call,
+                torch_private.current_stream(x.device),
+                shard.data_ptr(),
+                results[-1].data_ptr() if self.keeps else 0,
+                *addresses,
+            )
+        if not done:
+            state.check()
+        return results
+
+
+@dataclass(frozen=True)
+class _Scatter:
+    """matmul_reduce_scatter, bound.
+
+    Args:
+        partials: of the peers' parts on their way out, if the copy engine moves them.
+        factor: of the result.
+    """
+
+    state: CudaGroup
+    prepared: Prepared
+    x_fits: bool
+    weight_fits: bool
+    result: _Result
+    partials: _Result | None
+    factor: float
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None) -> Tensor:
+        state = self.state
+        state.check()
+        result = self.result.make()
+        rows, matrix = in_place(x, self.x_fits), in_place(weight, self.weight_fits)
+        bias = bias if bias is None else in_place(bias, bias.is_contiguous())
+        addend = addend if addend is None else in_place(addend, addend.is_contiguous())
+        # Free again for what this stream does next: the copies that read it are joined before.
+        partials = None if self.partials is None else self.partials.make()
+        with state.lock:
+            done = state.begin(self.prepared).matmul_reduce_scatter(
+                self.prepared.call,
+                torch_private.current_stream(x.device),
+                rows.data_ptr(),
+                matrix.data_ptr(),
+                0 if bias is None else bias.data_ptr(),
+                0 if addend is None else addend.data_ptr(),
+                0 if partials is None else partials.data_ptr(),
+                result.data_ptr(),
+            )
+        if not done:
+            state.check()
+        return result if self.factor == 1.0 else result.mul_(self.factor)
 
 
 class CudaEngine:
     """See `engine.Engine`. The ranks of a group are GPUs that can address each other's memory."""
 
     name = "cuda"
+
+    def bind_gather(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        group: str,
+        plan: Plan,
+        gather_dim: int,
+        return_gathered: bool,
+    ) -> GatherRun:
+        state = state_of(group, CudaGroup)
+        whole = (*x.shape[:gather_dim], x.shape[gather_dim] * state.world, *x.shape[gather_dim + 1 :])
+        shapes = [(*whole[:-1], weight.shape[1]) for weight in weights]
+        results = tuple(
+            _Result(shape, x.dtype, x.device) for shape in [*shapes, *([whole] if return_gathered else [])]
+        )
+        if 0 in x.shape[:-1]:  # no rows, on all ranks alike: nothing to send
+            return lambda x, weights, biases: [result.make() for result in results]
+        fits, layouts, leading = zip(*map(weight_strides, weights), strict=True)
+        sizes = tuple(zip((weight.shape[1] for weight in weights), layouts, leading, strict=True))
+        prepared = prepare_gather(
+            state.world, state.rank, x.shape, x.dtype, sizes, plan, gather_dim, return_gathered
+        )
+        return _Gather(state, prepared, x.is_contiguous(), fits, results, return_gathered)
+
+    def bind_scatter(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        addend: Tensor | None,
+        group: str,
+        plan: Plan,
+        scatter_dim: int,
+        reduce_op: str,
+        scale: float,
+    ) -> ScatterRun:
+        state = state_of(group, CudaGroup)
+        shape = [*x.shape[:-1], weight.shape[1]]
+        shape[scatter_dim] //= state.world
+        result = _Result(tuple(shape), x.dtype, x.device)
+        if 0 in shape:  # on all ranks alike
+            return lambda x, weight, bias, addend: result.make()
+        factor = 1 / state.world if reduce_op == "avg" else 1.0
+        # A mean of products alone is a sum of smaller ones; bias and addend come in unscaled.
+        if bias is None and addend is None:
+            scale, factor = scale * factor, 1.0
+        x_fits, stride = row_stride(x)
+        weight_fits, layout, leading = weight_strides(weight)
+        prepared = prepare_scatter(
+            state.world,
+            state.rank,
+            x.shape,
+            x.dtype,
+            stride,
+            (weight.shape[1], layout, leading),
+            plan,
+            scatter_dim,
+            reduce_op,
+            scale,
+            addend is not None,
+        )
+        partials = _Result((prepared.partials,), x.dtype, x.device) if prepared.partials else None
+        return _Scatter(state, prepared, x_fits, weight_fits, result, partials, factor)
 
     def all_gather_matmul(
         self,
@@ -34,35 +206,7 @@ class CudaEngine:
         gather_dim: int,
         return_gathered: bool,
     ) -> list[Tensor]:
-        state = state_of(group, CudaGroup)
-        operands = [weight_operand(weight) for weight in weights]
-        shapes = tuple((weight.shape[1], layout, leading) for weight, layout, leading in operands)
-        key = (x.shape, x.dtype, shapes, plan, gather_dim, return_gathered)
-        shape = [*x.shape[:gather_dim], x.shape[gather_dim] * state.world, *x.shape[gather_dim + 1 :]]
-        products = [x.new_empty([*shape[:-1], weight.shape[1]]) for weight in weights]
-        results = [*products, x.new_empty(shape)] if return_gathered else products
-        if 0 in x.shape[:-1]:  # no rows, on all ranks alike: nothing to send
-            return results
-
-        def prepare() -> Prepared:
-            return prepare_gather(state.world, state.rank, *key)
-
-        shard = whole_operand(x)
-        rows = [None if bias is None else whole_operand(bias) for bias in biases]
-        state.run(
-            key,
-            prepare,
-            lambda workspace, prepared: workspace.all_gather_matmul(
-                prepared.call,
-                shard.data_ptr(),
-                [weight.data_ptr() for weight, _, _ in operands],
-                [0 if bias is None else bias.data_ptr() for bias in rows] or [0] * len(operands),
-                [product.data_ptr() for product in products],
-                results[-1].data_ptr() if return_gathered else 0,
-                torch_private.current_stream(x.device),
-            ),
-        )
-        return results
+        return self.bind_gather(x, weights, group, plan, gather_dim, return_gathered)(x, weights, biases)
 
     def matmul_reduce_scatter(
         self,
@@ -76,41 +220,5 @@ class CudaEngine:
         reduce_op: str,
         scale: float,
     ) -> Tensor:
-        state = state_of(group, CudaGroup)
-        shape = [*x.shape[:-1], weight.shape[1]]
-        shape[scatter_dim] //= state.world
-        result = x.new_empty(shape)
-        if result.numel() == 0:  # on all ranks alike
-            return result
-        mean = reduce_op == "avg"
-        # A mean of products alone is a sum of smaller ones; bias and addend come in unscaled.
-        scaled = mean and bias is None and addend is None
-        if scaled:
-            scale /= state.world
-        rows, row_stride = rows_operand(x)
-        matrix, layout, leading = weight_operand(weight)
-        sizes = (x.shape, x.dtype, row_stride, (weight.shape[1], layout, leading))
-        key = (*sizes, plan, scatter_dim, reduce_op, scale, addend is not None)
-
-        def prepare() -> Prepared:
-            return prepare_scatter(state.world, state.rank, *key)
-
-        bias = None if bias is None else whole_operand(bias)
-        addend = None if addend is None else whole_operand(addend)
-
-        def call(workspace: Any, prepared: Prepared) -> bool:
-            # Free again for what this stream does next: the copies that read it are joined before.
-            partials = x.new_empty(prepared.partials)
-            return workspace.matmul_reduce_scatter(  # type: ignore[no-any-return]
-                prepared.call,
-                rows.data_ptr(),
-                matrix.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
-                0 if addend is None else addend.data_ptr(),
-                partials.data_ptr(),
-                result.data_ptr(),
-                torch_private.current_stream(x.device),
-            )
-
-        state.run(key, prepare, call)
-        return result.mul_(1 / state.world) if mean and not scaled else result
+        run = self.bind_scatter(x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale)
+        return run(x, weight, bias, addend)

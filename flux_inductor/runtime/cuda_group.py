@@ -8,17 +8,17 @@ calls is compared along with the next new one.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import threading
 import time
 import zlib
-from collections.abc import Callable, Hashable
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from flux_inductor.runtime import cuda_watchdog, rendezvous, torch_private
+from flux_inductor.runtime import cuda_watchdog, groups, rendezvous, torch_private
 from flux_inductor.runtime.cuda_kernels import kernels, prepare_all, require_kernels
 from flux_inductor.runtime.cuda_memory import CudaMemory, Need, Place, make_memory
 from flux_inductor.runtime.cuda_prepare import Prepared
@@ -26,6 +26,21 @@ from flux_inductor.runtime.errors import DeadGroupError, FusedOpError, MismatchE
 
 REMEDY = "The group is dead for fused ops now; destroy it and make it anew."
 _OPS = {1: "all_gather_matmul", 2: "matmul_reduce_scatter"}
+
+
+# Memory of closed groups that a kernel, or a graph's capture, may still use. It goes with the process.
+_not_freed: list[CudaMemory] = []
+
+
+def _drained(device: torch.device) -> bool:
+    """Waits until the device is idle; false if it cannot be waited for."""
+    try:
+        if torch.cuda.is_current_stream_capturing():
+            return False  # waiting would break the capture
+        torch.cuda.synchronize(device)
+    except RuntimeError:  # the context is broken
+        return False
+    return True
 
 
 class CudaGroup:
@@ -42,13 +57,13 @@ class CudaGroup:
         self._store = torch_private.store(group)
         self._prefix = ""
         self._meetings = 0
-        self._prepared: dict[Hashable, tuple[Prepared, bytes]] = {}
         self._agreed: set[str] = set()
         self._digest = 0
         self._calls = 0
         self._memory: CudaMemory | None = None
         self._kept: list[CudaMemory] = []  # of graphs that may still be replayed
         self._errors = torch.zeros(kernels.ERROR_RECORD_BYTES, dtype=torch.uint8).pin_memory()
+        self._state = ctypes.c_uint32.from_address(self._errors.data_ptr())  # the record's first word
         self._dead = ""
         prepare_all()
         cuda_watchdog.watch(self)
@@ -59,51 +74,50 @@ class CudaGroup:
         memories = [*self._kept, *([self._memory] if self._memory is not None else [])]
         return sum(memory.symmetric_bytes for memory in memories)
 
-    def run(
-        self, key: Hashable, prepare: Callable[[], Prepared], call: Callable[[Any, Prepared], bool]
-    ) -> None:
-        """Runs a call in the group's workspace.
-
-        Args:
-            key: what `prepare` depends on.
-            call: puts it on the streams, given the workspace; false if the group has failed.
+    def check(self) -> None:
+        """Before a call touches CUDA: after a failed wait the process's CUDA context is gone.
 
         Raises:
-            ValueError: the kernels cannot run it, or it is being captured into a CUDA graph unprepared.
+            FusedOpError: the group has failed.
+        """
+        if self._dead:
+            raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
+        if self._state.value:
+            self._raise()
+
+    def begin(self, prepared: Prepared) -> Any:
+        """The workspace in which a call may now be put on its streams. The caller holds `lock`.
+
+        Raises:
+            ValueError: the call is being captured into a CUDA graph, but never ran before.
             FusedOpError: ranks do not match, did not come, or have no memory; the group is dead.
         """
-        with self.lock:
-            if self._dead:
-                raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
-            known = self._prepared.get(key)
-            if known is None:
-                known = self._prepared[key] = self._prepare(prepare())
-            prepared, token = known
-            self._digest = zlib.crc32(token, self._digest)
-            self._calls += 1
-            assert self._memory is not None
-            if not call(self._memory.workspace, prepared):
-                self._raise()
+        if self._dead:
+            raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
+        if prepared.descriptor not in self._agreed:
+            self._agree(prepared)
+        self._digest = zlib.crc32(prepared.token, self._digest)
+        self._calls += 1
+        assert self._memory is not None
+        return self._memory.workspace
 
-    def _prepare(self, prepared: Prepared) -> tuple[Prepared, bytes]:
-        """Agrees with all ranks on a call, and makes room for it, unless one like it ran before."""
+    def _agree(self, prepared: Prepared) -> None:
+        """Agrees with all ranks on a call that none like it ran before, and makes room for it."""
         descriptor = prepared.descriptor
-        if descriptor not in self._agreed:
-            if torch.cuda.is_current_stream_capturing():
-                raise ValueError(
-                    f"{descriptor} is captured into a CUDA graph, but rank {self.rank} never ran it. "
-                    "Ranks agree on a call and make room for it at its first run, and a capture cannot wait "
-                    "for other ranks: run the function once with the same shapes before capturing it."
-                )
-            try:
-                self._compare(descriptor)
-                if self._memory is None or not self._memory.capacity.covers(prepared.need):
-                    self._grow(prepared.need)
-            except BaseException as error:
-                self.fail(f"{type(error).__name__}: {error}")
-                raise
-            self._agreed.add(descriptor)
-        return prepared, descriptor.encode()
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError(
+                f"{descriptor} is captured into a CUDA graph, but rank {self.rank} never ran it. "
+                "Ranks agree on a call and make room for it at its first run, and a capture cannot wait "
+                "for other ranks: run the function once with the same shapes before capturing it."
+            )
+        try:
+            self._compare(descriptor)
+            if self._memory is None or not self._memory.capacity.covers(prepared.need):
+                self._grow(prepared.need)
+        except BaseException as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+        self._agreed.add(descriptor)
 
     def _raise(self) -> NoReturn:
         """Raises what a kernel has recorded."""
@@ -127,18 +141,24 @@ class CudaGroup:
             what = f"rank {source} to enter the call"
         return PeerTimeoutError(
             f"{_OPS[op]} on rank {self.rank} of group {self.name!r} waited {self.limit_s:g} s for {what}: "
-            f"its signal shows epoch {seen}, expected {expected}. Results of this call and of later ones are "
-            f"wrong. If the rank is only slow, raise the time-out of the process group. {REMEDY}"
+            f"its signal shows epoch {seen}, expected {expected}. The kernel has trapped, so that nothing "
+            "used its result; this process can no longer use its GPU: end it, and start the program again. "
+            "If the rank is only slow, raise the time-out of the process group."
         )
 
     def fail(self, why: str) -> None:
         self._dead = self._dead or why
 
     def close(self) -> None:
-        # No CUDA call that may fail: the process may be at its end, or its context broken.
+        """Frees the memory, once nothing runs in it any more; never raises."""
+        healthy = not self._state.value
         self._dead = self._dead or "it was destroyed"
+        memories = [*self._kept, *([self._memory] if self._memory is not None else [])]
         self._memory = None
         self._kept.clear()
+        if not memories or (healthy and not groups.ending() and _drained(self.device)):
+            return
+        _not_freed.extend(memories)
 
     def _compare(self, descriptor: str) -> None:
         own = json.dumps([descriptor, self._calls, self._digest])

@@ -6,14 +6,12 @@ from functools import lru_cache
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
 
 from flux_inductor import _core
 from flux_inductor.planning.problem import Kind, Layout
-from flux_inductor.planning.tiles import GRANULE, MENUS, Menu
+from flux_inductor.planning.tiles import MENUS, Menu
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-ALIGNMENT = 16  # bytes; what TMA asks of addresses
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 # The kernels' bindings: present if the package was built with nvcc and CUTLASS.
@@ -70,38 +68,6 @@ def prepare_all() -> None:
     for kind in ("all_gather_matmul", "matmul_reduce_scatter"):
         for kernel in _compiled(kind):
             kernel.prepare()
-
-
-def aligned(tensor: Tensor) -> bool:
-    return tensor.data_ptr() % ALIGNMENT == 0
-
-
-def weight_operand(weight: Tensor) -> tuple[Tensor, Layout, int]:
-    """A weight [K, N] as the kernels read it: with its layout, and the elements between its rows or columns.
-
-    Any other strides than those of a matrix, or of a transposed one, cost a copy.
-    """
-    down, across = weight.stride()
-    if across == 1 and down % GRANULE == 0 and aligned(weight):
-        return weight, "n_major", down
-    if down == 1 and across % GRANULE == 0 and aligned(weight):
-        return weight, "k_major", across
-    copy = weight.clone(memory_format=torch.contiguous_format)
-    return copy, "n_major", copy.stride(0)
-
-
-def rows_operand(x: Tensor) -> tuple[Tensor, int]:
-    """x [..., K] as [rows, K] with unit stride along K, and the elements between rows."""
-    flat = x.reshape(-1, x.shape[-1])
-    if flat.stride(1) != 1 or flat.stride(0) % GRANULE or not aligned(flat):
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat, flat.stride(0)
-
-
-def whole_operand(tensor: Tensor) -> Tensor:
-    """The tensor, contiguous and aligned."""
-    tensor = tensor.contiguous()
-    return tensor if aligned(tensor) else tensor.clone()
 
 
 def compiled_variants() -> list[tuple[str, Layout]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from flux_inductor.planning.fit import fitted
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Layout, Problem
-from flux_inductor.planning.tiles import Tile, fitted, kernel_limit
+from flux_inductor.planning.tiles import Tile, kernel_limit
 from flux_inductor.runtime.cuda_kernels import DTYPES, kernel_for, kernels, menu
 from flux_inductor.runtime.cuda_memory import Need
 
@@ -26,13 +28,18 @@ class Prepared:
     Args:
         call: `_core.cuda.GatherCall` or `ScatterCall`.
         descriptor: what all ranks must agree on.
-        partials: elements of the peers' parts of a reduce_scatter, on their way out.
+        partials: elements of the peers' parts of a reduce_scatter, on their way to the copy engine.
+        token: stands for the descriptor in the digest of all calls.
     """
 
     call: Any
     descriptor: str
     need: Need
     partials: int = 0
+    token: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token", zlib.crc32(self.descriptor.encode()).to_bytes(4, "big"))
 
 
 def prepare_gather(
@@ -60,7 +67,7 @@ def prepare_gather(
         dtype=DTYPES.get(dtype, "fp32"),
         return_gathered=return_gathered,
     )
-    plan = _direction(_fit(problem, plan), return_gathered)
+    plan = _fit(problem, plan)
     strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
     chunk = min(plan.chunk, rows)
     launches, sizes = [], []
@@ -79,16 +86,12 @@ def prepare_gather(
         size.rows_per_chunk, size.group = chunk, plan.sweep
         launches.append(kernel)
         sizes.append(size)
-    shards, chunks = 1 if return_gathered else world, world * -(-rows // chunk)
+    kept = ", gathered returned" if return_gathered else ""
     return Prepared(
-        call=kernels.GatherCall(launches, sizes),
+        call=kernels.GatherCall(launches, sizes, plan.reserve),
         descriptor=f"all_gather_matmul of {problem.dtype} {list(shape)} along {gather_dim} with N = "
-        f"{', '.join(map(str, problem.columns))}{', gathered returned' if return_gathered else ''}, {plan}",
-        need=Need(
-            slot_bytes=shards * _int(problem.shard_bytes),
-            signals=0 if return_gathered else chunks,
-            counters=chunks if return_gathered else 0,
-        ),
+        f"{', '.join(map(str, problem.columns))}{kept}, {plan}",
+        need=Need(slot_bytes=world * _int(problem.shard_bytes), signals=world * -(-rows // chunk)),
     )
 
 
@@ -123,8 +126,7 @@ def prepare_scatter(
         split="columns" if by_columns else "rows",
         addend=has_addend,
     )
-    # Partials are pushed either way: the owner's copy engine would have to wait for a peer's counters.
-    plan = replace(_fit(problem, plan), direction="push")
+    plan = _fit(problem, plan)
     tile = Tile.parse(plan.tile)
     kernel = kernel_for(problem.kind, plan.tile, problem.dtype, layout)
     size = kernels.MatmulReduceScatter()
@@ -133,13 +135,13 @@ def prepare_scatter(
     size.x_row_stride, size.weight_stride, size.scale = row_stride, leading, scale
     size.group, size.chunk_columns = plan.sweep, -(-plan.width // (tile.n * tile.cluster_n))
     chunks = world * kernels.scatter_chunks_per_part(kernel, size)
-    moved = _int(problem.moved_bytes)
+    moved, store = _int(problem.moved_bytes), plan.direction == "store"
     return Prepared(
-        call=kernels.ScatterCall(kernel, size),
+        call=kernels.ScatterCall(kernel, size, store, plan.reserve),
         descriptor=f"matmul_reduce_scatter ({reduce_op}) of {problem.dtype} {list(shape)} with N = {columns} "
         f"along {scatter_dim}, scale {scale}, {plan}",
         need=Need(slot_bytes=moved, signals=chunks, counters=chunks),
-        partials=moved // problem.itemsize,
+        partials=0 if store else moved // problem.itemsize,
     )
 
 
@@ -148,11 +150,6 @@ def _fit(problem: Problem, plan: Plan) -> Plan:
     if why:
         raise ValueError(f"{problem.kind}: {why}. Use plan 'unfused' for it")
     return fitted(problem, plan, menu(problem.kind, problem.dtype))
-
-
-def _direction(plan: Plan, return_gathered: bool) -> Plan:
-    """A gathered tensor that the caller keeps lies in ordinary memory, which only its own rank can write."""
-    return replace(plan, direction="pull" if return_gathered else "push")
 
 
 def _int(size: object) -> int:

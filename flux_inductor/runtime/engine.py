@@ -15,6 +15,7 @@ from flux_inductor.planning.plan import Plan, check_plan
 from flux_inductor.planning.problem import Kind
 from flux_inductor.planning.strategy import add_engine
 from flux_inductor.planning.topology import Device
+from flux_inductor.runtime.bound import Executes, GatherRun, ScatterRun
 from flux_inductor.runtime.groups import group_size, process_group
 from flux_inductor.runtime.reference import ReferenceEngine
 from flux_inductor.runtime.torch_private import is_fake
@@ -23,24 +24,23 @@ ENGINE_VARIABLE = "FLUX_INDUCTOR_ENGINE"
 ENGINE_CHOICES = ("auto", "reference")
 
 
-class Engine(Protocol):
-    """Executes the ops under one plan. Arguments are the ops' own (see ops.py), checked before."""
+class Engine(Executes, Protocol):
+    """Executes the ops, at once or bound first to the shapes and options of a call (see bound.py)."""
 
     @property
     def name(self) -> str: ...
 
-    def all_gather_matmul(
+    def bind_gather(
         self,
         x: Tensor,
         weights: Sequence[Tensor],
-        biases: Sequence[Tensor | None],
         group: str,
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-    ) -> list[Tensor]: ...
+    ) -> GatherRun: ...
 
-    def matmul_reduce_scatter(
+    def bind_scatter(
         self,
         x: Tensor,
         weight: Tensor,
@@ -51,10 +51,25 @@ class Engine(Protocol):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-    ) -> Tensor: ...
+    ) -> ScatterRun: ...
 
 
 _executions: Counter[tuple[str, str]] = Counter()
+# os.environ.get() raises and catches an exception for a variable that is not set, which costs 0.5 us.
+_environment: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+_variable = ENGINE_VARIABLE.encode()
+
+
+def engine_choice() -> bytes | None:
+    """The value of FLUX_INDUCTOR_ENGINE, read anew, not checked."""
+    return _environment.get(_variable)
+
+
+def count(ran: tuple[str, str]) -> None:
+    """Counts a call of (op, engine name) that needs no choice of an engine any more."""
+    _executions[ran] += 1
+
+
 _UNFUSED = ReferenceEngine("unfused")
 _FORCED = ReferenceEngine("reference")
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from flux_inductor.runtime.torch_private import process_group
 
-__all__ = ["GroupState", "close_all", "group_size", "name_of", "process_group", "state_of"]
+__all__ = ["GroupState", "close_all", "ending", "group_size", "name_of", "process_group", "state_of"]
 
 
 def group_size(name: str) -> int:
@@ -101,9 +101,19 @@ def _drop(kind: type[GroupState], name: str, dead: weakref.ref[dist.ProcessGroup
             kept.state.close()
 
 
+def ending() -> bool:
+    """Whether states are closed because the process ends: then nothing may be waited for."""
+    return _ending
+
+
+_ending = False
+
+
 @atexit.register
 def close_all() -> None:
     """Closes every state, so that no thread runs into the interpreter's end."""
+    global _ending
+    _ending = True
     with _changing:
         while _kept:
             _kept.popitem()[1].state.close()

@@ -15,13 +15,14 @@ import torch.distributed._functional_collectives  # registers the ops below
 from torch import Tensor
 
 from flux_inductor.planning.plan import Plan
+from flux_inductor.runtime.bound import PreparesNothing
 from flux_inductor.runtime.groups import group_size
 
 _COLLECTIVES = torch.ops._c10d_functional  # the very ops that stand in an unfused graph
 
 
 @dataclass(frozen=True)
-class ReferenceEngine:
+class ReferenceEngine(PreparesNothing):
     """Functional collectives and torch.mm.
 
     Args:

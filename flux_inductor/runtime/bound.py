@@ -1,0 +1,121 @@
+"""Calls of the fused ops that are bound to everything but their tensors, and remembered.
+
+Checks, the choice of the engine and all that depends on shapes alone cost ten times what a call itself costs
+the host. They are made once for each set of shapes, strides, dtypes, devices and options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from flux_inductor.planning.plan import Plan
+from flux_inductor.planning.problem import Kind
+
+GatherRun: TypeAlias = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor | None]], list[Tensor]]
+ScatterRun: TypeAlias = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+Run = TypeVar("Run")
+
+REMEMBERED = 1024  # calls of one op and group; dynamic shapes bring many
+
+
+@dataclass(frozen=True)
+class BoundCall(Generic[Run]):
+    """A call that lacks its tensors.
+
+    Args:
+        counted: the op and the engine's name, for the counters of executions.
+        run: takes tensors like those it was bound with: same shapes, strides, dtypes and devices.
+    """
+
+    counted: tuple[Kind, str]
+    run: Run
+
+
+class Executes(Protocol):
+    """Executes the ops under one plan. Arguments are the ops' own (see ops.py), checked before."""
+
+    def all_gather_matmul(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        group: str,
+        plan: Plan,
+        gather_dim: int,
+        return_gathered: bool,
+    ) -> list[Tensor]: ...
+
+    def matmul_reduce_scatter(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        addend: Tensor | None,
+        group: str,
+        plan: Plan,
+        scatter_dim: int,
+        reduce_op: str,
+        scale: float,
+    ) -> Tensor: ...
+
+
+class BoundCalls:
+    """The calls of one process group. See `groups.GroupState`: they go when the group goes."""
+
+    def __init__(self, name: str, group: dist.ProcessGroup) -> None:
+        self.gathers: dict[Hashable, BoundCall[GatherRun]] = {}
+        self.scatters: dict[Hashable, BoundCall[ScatterRun]] = {}
+
+    def close(self) -> None:
+        self.gathers.clear()
+        self.scatters.clear()
+
+
+def remember(calls: dict[Hashable, BoundCall[Run]], key: Hashable, call: BoundCall[Run]) -> None:
+    """Adds a call. All are forgotten when there are too many: to bind one again costs little."""
+    if len(calls) >= REMEMBERED:
+        calls.clear()
+    calls[key] = call
+
+
+def signature(tensor: Tensor | None) -> Hashable:
+    """What bound calls depend on."""
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+class PreparesNothing:
+    """For engines whose calls have no parts that could be made before."""
+
+    def bind_gather(
+        self: Executes,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        group: str,
+        plan: Plan,
+        gather_dim: int,
+        return_gathered: bool,
+    ) -> GatherRun:
+        return lambda x, weights, biases: self.all_gather_matmul(
+            x, weights, biases, group, plan, gather_dim, return_gathered
+        )
+
+    def bind_scatter(
+        self: Executes,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        addend: Tensor | None,
+        group: str,
+        plan: Plan,
+        scatter_dim: int,
+        reduce_op: str,
+        scale: float,
+    ) -> ScatterRun:
+        return lambda x, weight, bias, addend: self.matmul_reduce_scatter(
+            x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale
+        )
