@@ -9,6 +9,7 @@ if kernels is None:
     pytest.skip("needs a Hopper GPU and the CUDA kernels", allow_module_level=True)
 
 from .numerics import product, randoms, relative_error, weight
+from .own_process import run_in_process
 from .virtual_ranks import AllGatherMatmulCall, VirtualGroup
 
 TILES = sorted({entry.tile for entry in kernels.all_gather_matmul_kernels()})
@@ -145,17 +146,31 @@ def test_strided_shard() -> None:
     assert relative_error(result[0], product(shard, w)) < 4e-3
 
 
-def test_missing_chunk_ends_the_wait() -> None:
+def end_of_a_call_without_chunks() -> tuple[bool, dict[str, int]]:
+    """Whether the context of rank 0 was lost, and what its error record says."""
     group = VirtualGroup(2)
     devices = [rank.device for rank in group.ranks]
     shards = randoms(2, (1, 256, 128), torch.bfloat16, devices)
     w = [[weight(128, 256, torch.bfloat16, d, "k_major")] for d in devices]
-    AllGatherMatmulCall(group, shards, w, TILES[0], 128, wait_limit_ns=50_000_000).run(push=False)
-    for rank in group.ranks:
-        error = rank.error()
-        assert (error["state"], error["op"], error["source"]) == (2, 1, 1 - rank.index), error
-        assert error["chunk"] in (0, 1)
-        assert (error["expected"], error["seen"]) == (8, 0), error
+    call = AllGatherMatmulCall(group, shards, w, TILES[0], 128, wait_limit_ns=50_000_000)
+    call.problems[1][0].wait_limit_ns = 5_000_000_000  # on one GPU, the context of rank 0 is also rank 1's
+    group.synchronize()
+    first = group.ranks[0]
+    try:
+        call.enqueue(push=False)
+        first.compute.synchronize()
+    except RuntimeError:
+        return True, first.error()
+    return False, first.error()
+
+
+def test_a_missing_chunk_ends_the_context() -> None:
+    """Rule R4: nothing queued behind the kernel reads a product without a chunk, and the record is whole."""
+    lost, error = run_in_process(end_of_a_call_without_chunks)
+    assert lost
+    assert (error["state"], error["op"], error["source"]) == (2, 1, 1), error
+    assert error["chunk"] in (0, 1)
+    assert (error["expected"], error["seen"]) == (8, 0), error
 
 
 def test_results_do_not_change_from_run_to_run() -> None:
