@@ -23,9 +23,11 @@ from typing import Any
 
 import sympy
 
+from flux_inductor.planning.fit import fitted, op_us
 from flux_inductor.planning.machine import MachineModel
 from flux_inductor.planning.plan import UNFUSED, Direction, Plan
 from flux_inductor.planning.problem import Kind, Problem
+from flux_inductor.planning.tiles import MENUS
 
 Terms = SimpleNamespace
 Microseconds = Any  # float, or sympy.Expr when a term is one
@@ -156,7 +158,13 @@ def _chunks(problem: Problem, plan: Plan) -> Any:
 
 
 def predict(problem: Problem, plan: Plan, machine: MachineModel) -> Microseconds:
-    """Microseconds by a plan: a float, or an expression of the sizes that the problem leaves open."""
+    """Microseconds by a plan: a float, or an expression of the sizes that the problem leaves open.
+
+    Where one kernel does all steps, the formula is an outline for open sizes; with known ones the timeline
+    tells the time of the kernel that the plan will get.
+    """
+    if plan.fused and not machine.calls.value and not problem.symbols:
+        return op_us(problem, fitted(problem, plan, MENUS[problem.kind]))
     return plan_us(problem.kind, plan, terms(problem, plan, machine))
 
 

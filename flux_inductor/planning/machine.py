@@ -31,7 +31,7 @@ class MachineModel:
     The unfused collective
         all_gather, reduce_scatter: fixed cost, us; hop: further cost for each peer, us.
         gather, reduce: bytes received by a rank in an all_gather, sent in a reduce_scatter, GB/s.
-    The fused op
+    The fused op (on CUDA an outline, for sizes that are not known; timeline.py says more with those that are)
         entry: fixed cost of one call, us.
         step: fixed cost of one chunk's multiplication beside the matmul call, us.
         calls: 1 where a step calls a matmul for each weight, 0 where one kernel does all steps.
@@ -70,8 +70,69 @@ class MachineModel:
     granule: Quantity
 
     def __str__(self) -> str:
-        rows = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return "\n".join(f"{name:<14}{q.value:>9g} {q.unit:<8}{q.source}" for name, q in rows)
+        return _listed(self)
+
+
+@dataclass(frozen=True)
+class KernelModel:
+    """Speeds and fixed costs of the persistent CUDA kernels, for timeline.py.
+
+    A tile
+        multiprocessors: of the device.
+        rate: of one multiprocessor, TFLOP/s; traffic: its loss by loads, per (1/m + 1/n) of a tile.
+        last: a last round of which a share f is filled takes f ** last of a round: idle multiprocessors
+            leave their power to the others, but the deepest tile still has its depth.
+        handover: between the two warpgroups of a pingpong tile, us.
+        epilogue: stores and counters of a cooperative tile of 128 x 256 of a reduce_scatter, us.
+        addition: from a peer's partial of such a tile to the stored sum, us.
+    A call
+        launch: from the stream's turn to the first tile's first product, and the last tile's way out, us.
+        fork: of a copy stream, and its join, us.
+        host: what the calling thread needs, us: no op of a program without graphs is faster.
+        copy: its further time for a copy and its signal, us.
+    The copy engine
+        chunk, block: fixed cost of a chunk of an all_gather, of a 2-D block of a reduce_scatter, us.
+        copies, blocks: rate of their bytes, GB/s.
+        gather_interference, scatter_interference: see MachineModel.
+    Stores of the kernel
+        stores: rate to a peer, GB/s.
+        stall, pingpong_stall: share of a round's stores that the next round's products wait for.
+        kept: rate of the stores of a gathered tensor that is kept, GB/s.
+    Other communication
+        reserve: multiprocessors left to it, where there is any.
+    """
+
+    multiprocessors: Quantity
+    rate: Quantity
+    traffic: Quantity
+    last: Quantity
+    handover: Quantity
+    epilogue: Quantity
+    addition: Quantity
+    launch: Quantity
+    fork: Quantity
+    host: Quantity
+    copy: Quantity
+    chunk: Quantity
+    block: Quantity
+    copies: Quantity
+    blocks: Quantity
+    gather_interference: Quantity
+    scatter_interference: Quantity
+    stores: Quantity
+    stall: Quantity
+    pingpong_stall: Quantity
+    kept: Quantity
+    reserve: Quantity
+
+    def __str__(self) -> str:
+        return _listed(self)
+
+
+def _listed(model: MachineModel | KernelModel) -> str:
+    """Every quantity on a line of its own."""
+    rows = ((f.name, getattr(model, f.name)) for f in fields(model))
+    return "\n".join(f"{name:<21}{q.value:>9g} {q.unit:<8}{q.source}" for name, q in rows)
 
 
 _ONE_CORE = "two gloo ranks on a two-core x86 server, one thread each"
@@ -125,6 +186,35 @@ CUDA = MachineModel(
     interference=Quantity(0.03, "", f"a large GEMM beside a 128 MB copy: 0 to 7 %, {_H200}"),
     margin=Quantity(0.03, "", "noise of a benchmark"),
     granule=Quantity(128, "rows", "rows of a common tile"),
+)
+
+_ALONE = f"fitted to the kernels alone, {_H200}"
+_FUSED = f"fitted to the fused kernels, {_H200}"
+_ESTIMATE = "estimate, to be measured"
+
+KERNEL = KernelModel(
+    multiprocessors=Quantity(132, "", "H100, H200"),
+    rate=Quantity(7.08, "TFLOP/s", _ALONE),
+    traffic=Quantity(13.1, "", _ALONE),
+    last=Quantity(0.1, "", _ALONE),
+    handover=Quantity(1.0, "us", _ALONE),
+    epilogue=Quantity(4.2, "us", _ALONE),
+    addition=Quantity(7.0, "us", _FUSED),
+    launch=Quantity(8.3, "us", _ALONE),
+    fork=Quantity(1.2, "us", _FUSED),
+    host=Quantity(40, "us", _ESTIMATE),
+    copy=Quantity(3, "us", _ESTIMATE),
+    chunk=Quantity(5, "us", _FUSED),
+    block=Quantity(11, "us", _FUSED),
+    copies=Quantity(388, "GB/s", _FUSED),
+    blocks=Quantity(365, "GB/s", _FUSED),
+    gather_interference=Quantity(0.1, "", _FUSED),
+    scatter_interference=Quantity(0.15, "", _FUSED),
+    stores=Quantity(300, "GB/s", _ESTIMATE),
+    stall=Quantity(0.5, "", _ESTIMATE),
+    pingpong_stall=Quantity(0.2, "", _ESTIMATE),
+    kept=Quantity(600, "GB/s", _ESTIMATE),
+    reserve=Quantity(8, "", _ESTIMATE),
 )
 
 MACHINES: dict[Device, MachineModel] = {"cpu": CPU, "cuda": CUDA}

@@ -13,11 +13,12 @@ from typing import Literal, TypeAlias
 import sympy
 
 from flux_inductor.planning.cost import predict
+from flux_inductor.planning.fit import fitted
 from flux_inductor.planning.machine import MACHINES, MachineModel
 from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, Plan, PlanTable, single
 from flux_inductor.planning.problem import Layout, Problem, Size
 from flux_inductor.planning.table import MOST_ROWS, SizesOfM, table_by_m
-from flux_inductor.planning.tiles import MENUS, fitted, kernel_limit
+from flux_inductor.planning.tiles import MENUS, kernel_limit
 from flux_inductor.planning.topology import Device, Topology
 
 Mode: TypeAlias = Literal["auto", "always", "never"]
@@ -35,6 +36,10 @@ NO_ENGINE: dict[Device, str] = {
 }
 # A shard is cut into at most this many chunks: beyond, only fixed costs grow.
 MOST_CHUNKS = 32
+# Rows of the largest chunk of a CUDA plan for unknown M, but for a whole shard.
+LARGE_CHUNK = 8192
+# Transfers of one CUDA matmul_reduce_scatter, about, where more and fewer cost the same.
+TRANSFERS = 8
 # Stands for an unknown number of strips (a batch, say) beside unknown rows.
 TYPICAL_STRIPS = 8
 # Stands for an unknown N or K when everything must be fused.
@@ -182,24 +187,34 @@ def _settle(problem: Problem) -> Problem:
 
 
 def candidates(problem: Problem, device: Device) -> tuple[Plan, ...]:
-    """Every fused plan that is legal for the problem, the largest chunks first."""
-    granule = int(MACHINES[device].granule.value)
-    extent = problem.extent
-    if isinstance(extent, int):
-        chunks = {-(-extent // (1 << power)) for power in range(MOST_CHUNKS.bit_length())}
-        # A part of a shard holds whole granules; what rounding makes larger than a shard is the shard.
-        chunks = {min(-(-chunk // granule) * granule, extent) for chunk in chunks}
-    else:
-        # Any size may come: powers of two up to one shard of the table's largest product.
-        chunks = {granule << power for power in range((MOST_ROWS // granule).bit_length())}
-    ordered = sorted(chunks, reverse=True)
+    """Every fused plan that is legal for the problem; of those that the model finds equal, the best first."""
     plans = [
-        Plan("mesh", direction, chunk) for direction in DIRECTIONS[device, problem.kind] for chunk in ordered
+        Plan("mesh", direction, chunk)
+        for direction in DIRECTIONS[device, problem.kind]
+        for chunk in _chunks(problem, device)[: 1 if direction == "store" else None]
     ]
     if device == "cuda" and not problem.symbols:
         # Different cuts may come out alike, since chunks follow the tiles.
         plans = list(dict.fromkeys(fitted(problem, plan, MENUS[problem.kind]) for plan in plans))
     return tuple(plans)
+
+
+def _chunks(problem: Problem, device: Device) -> list[int]:
+    """Sizes of chunks. Stores of a kernel are cut by it, whatever a plan says before it is fitted."""
+    granule = int(MACHINES[device].granule.value)
+    extent = problem.extent
+    if not isinstance(extent, int):
+        # Any size may come: powers of two up to one shard of the table's largest product.
+        powers = [granule << power for power in reversed(range((MOST_ROWS // granule).bit_length()))]
+        # On CUDA each takes a while to price, and chunks of more rows than this are as good as whole shards.
+        return powers if device == "cpu" else [powers[0], *(size for size in powers if size <= LARGE_CHUNK)]
+    sizes = {-(-extent // (1 << power)) for power in range(MOST_CHUNKS.bit_length())}
+    # A part of a shard holds whole granules; what rounding makes larger than a shard is the shard.
+    largest_first = sorted({min(-(-size // granule) * granule, extent) for size in sizes}, reverse=True)
+    if device == "cuda" and problem.kind == "matmul_reduce_scatter":
+        # Measured never slower than fewer, where the model sees no difference.
+        return sorted(largest_first, key=lambda size: abs((problem.world - 1) * extent / size - TRANSFERS))
+    return largest_first
 
 
 def _fastest(problem: Problem, plans: Collection[Plan], machine: MachineModel) -> tuple[float, Plan]:

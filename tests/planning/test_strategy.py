@@ -105,7 +105,7 @@ def test_a_table_is_near_the_best_at_every_m(where: tuple[Problem, Device], mode
     best = min(predict(concrete, plan, machine) for plan in plans)
     assert len(table.entries) < 20
     if mode == "auto":
-        assert time <= unfused
+        assert time <= unfused * (1 + TOLERANCE)
         best = min(best, unfused)
     # A plan that is in force may lose its place for a moment between two probed sizes.
     assert time <= best * (1 + machine.margin.value + 4 * TOLERANCE)

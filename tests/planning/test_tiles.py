@@ -1,4 +1,4 @@
-"""Tiles: their text, the choice by waves, and chunks of a reduce_scatter along the kernel's order."""
+"""Tiles: their text, the choice by rounds, and chunks of a reduce_scatter along the kernel's order."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flux_inductor.planning.plan import Plan, parse_plan
+from flux_inductor.planning.fit import MOST_SIGNALS, SWEEPS, fitted, op_us
+from flux_inductor.planning.plan import Direction, Plan, parse_plan
 from flux_inductor.planning.problem import Kind, Problem
-from flux_inductor.planning.tiles import SWEEPS, Menu, Tile, best_tile, fitted, grid, kernel_us
+from flux_inductor.planning.tiles import Menu, Tile, at_once, grid
 
 MENU: Menu = tuple(
     map(
@@ -42,8 +43,10 @@ def test_a_malformed_tile_is_an_error() -> None:
 )
 def test_the_tile_that_fills_the_waves_wins(m: int, n: int, tile: str) -> None:
     problem = Problem("all_gather_matmul", 2, 1, m // 2, (n,), 8192, "bf16")
-    assert str(best_tile(problem, MENU)) == tile
-    assert kernel_us(Tile.parse(tile), problem) == min(kernel_us(other, problem) for other in MENU)
+    whole = Plan("mesh", "push", m // 2)
+    assert fitted(problem, whole, MENU).tile == tile
+    times = {str(other): op_us(problem, fitted(problem, whole, (other,))) for other in MENU}
+    assert min(times, key=lambda name: times[name]) == tile
 
 
 @given(
@@ -53,12 +56,16 @@ def test_the_tile_that_fills_the_waves_wins(m: int, n: int, tile: str) -> None:
     st.integers(1, 5000),
     st.integers(1, 1500),
     st.integers(1, 32),
+    st.booleans(),
+    st.sampled_from([0, 8, 20]),
 )
 def test_a_fitted_plan_is_whole_and_its_chunks_follow_the_sweep(
-    kind: Kind, world: int, strips: int, rows: int, columns: int, chunks: int
+    kind: Kind, world: int, strips: int, rows: int, columns: int, chunks: int, stored: bool, reserve: int
 ) -> None:
     problem = Problem(kind, world, strips, rows, (8 * columns,), 512, "bf16")
-    plan = fitted(problem, Plan("mesh", "push", -(-rows // chunks)), MENU)
+    direction: Direction = "store" if stored and kind == "matmul_reduce_scatter" else "push"
+    plan = fitted(problem, Plan("mesh", direction, -(-rows // chunks), reserve=reserve), MENU)
+    assert (plan.direction, plan.reserve) == (direction, reserve)
     assert parse_plan(str(plan)).at(problem.m) == plan  # type: ignore[arg-type]
     assert fitted(problem, plan, MENU) == plan
     tiles = grid(Tile.parse(plan.tile), problem, 8 * columns)
@@ -68,7 +75,32 @@ def test_a_fitted_plan_is_whole_and_its_chunks_follow_the_sweep(
         assert plan.width % step == 0
         assert 0 < plan.width <= tiles.columns * step
         pieces = -(-tiles.rows // plan.sweep) * -(-tiles.columns // (plan.width // step))
-        assert pieces <= 8 * chunks + tiles.rows // max(SWEEPS)
+        wanted = MOST_SIGNALS if direction == "store" else chunks
+        assert pieces <= 8 * wanted + tiles.rows // max(SWEEPS)
+
+
+def test_what_a_kernel_stores_has_about_one_signal_a_round() -> None:
+    problem = Problem("matmul_reduce_scatter", 2, 1, 4096, (12288,), 6144, "bf16")
+    plan = fitted(problem, Plan("mesh", "store", 4096), MENU)
+    tile = Tile.parse(plan.tile)
+    tiles = grid(tile, problem, 12288)
+    chunks = -(-4096 // plan.chunk) * -(-12288 // plan.width)
+    rounds = tiles.rows * tiles.columns / at_once(tile)
+    assert rounds / 2 <= chunks <= 2 * rounds
+
+
+def test_multiprocessors_left_to_others_hold_no_tiles() -> None:
+    tile = Tile.parse("256x192x64/2x1")
+    assert [at_once(tile, reserve) for reserve in (0, 8, 9, 131, 132)] == [66, 62, 61, 1, 1]
+    problem = Problem("all_gather_matmul", 2, 1, 4096, (6144,), 12288, "bf16")
+    free, reserved = (fitted(problem, Plan("mesh", "push", 4096, reserve=n), MENU) for n in (0, 40))
+    assert op_us(problem, reserved) > 1.2 * op_us(problem, free)
+
+
+def test_an_empty_menu_is_named() -> None:
+    problem = Problem("all_gather_matmul", 2, 1, 512, (512,), 512, "bf16")
+    with pytest.raises(ValueError, match="no all_gather_matmul kernel was compiled for bf16"):
+        fitted(problem, Plan("mesh", "push", 64), ())
 
 
 def test_a_tile_that_is_not_compiled_is_named_with_those_that_are() -> None:

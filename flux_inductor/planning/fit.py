@@ -1,0 +1,151 @@
+"""What a CUDA kernel needs of a plan beyond its chunks: tile, sweep, width; all chosen by the timeline.
+
+The sweep follows from the cache, chunks of a reduce_scatter from the sweep, and of all tiles the one is taken
+whose kernel is predicted to end first, waits and transfers included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from flux_inductor.planning.machine import CUDA, KERNEL
+from flux_inductor.planning.plan import Plan
+from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.tiles import Grid, Menu, Tile, at_once, grid, known, tile_us
+from flux_inductor.planning.timeline import Rounds, gather_us, push_us, store_us
+
+# Sweeps worth trying: beyond, the cache holds no more.
+SWEEPS = (1, 2, 3, 4, 6, 8, 12, 16)
+# Signals of a part that the kernel stores: about one a round, and not more than this.
+MOST_SIGNALS = 32
+
+
+@lru_cache(maxsize=4096)
+def fitted(problem: Problem, plan: Plan, menu: Menu) -> Plan:
+    """The plan with everything that the kernel needs: tile, sweep and, for a reduce_scatter, width.
+
+    What the plan says already stays. All sizes must be known, and the answer is the same on all ranks.
+
+    Raises:
+        ValueError: the plan's tile is not on the menu, or the menu is empty.
+    """
+    if not menu:
+        raise ValueError(f"no {problem.kind} kernel was compiled for {problem.dtype}")
+    if plan.tile:
+        tile = Tile.parse(plan.tile)
+        if tile not in menu:
+            valid = ", ".join(map(str, menu))
+            raise ValueError(
+                f"plan '{plan}': there is no kernel with tile {tile} for {problem.dtype}; valid: {valid}"
+            )
+        return _with_tile(problem, plan, tile)
+    # A tile twice as wide as the product multiplies nothing with half of its columns; another covers it.
+    narrow = [tile for tile in menu if tile.n < 2 * max(map(known, problem.columns))]
+    plans = [_with_tile(problem, plan, tile) for tile in narrow or menu]
+    return min(plans, key=lambda each: op_us(problem, each))
+
+
+@lru_cache(maxsize=16384)
+def op_us(problem: Problem, plan: Plan) -> float:
+    """The fused op by a plan that `fitted` has completed, microseconds."""
+    tile = Tile.parse(plan.tile)
+    one, resident = tile_us(tile, problem.kind, known(problem.depth)), at_once(tile, plan.reserve)
+    grids = [grid(tile, problem, known(columns)) for columns in problem.columns]
+    rounds = [Rounds(problem.world, each.rows * each.columns, resident, one) for each in grids]
+    if problem.kind == "all_gather_matmul":
+        chunks = -(-known(problem.extent) // plan.chunk)
+        time = gather_us(rounds, chunks, known(problem.shard_bytes), kept=problem.return_gathered)
+        return max(time, _least_us(problem, chunks))
+    cut = _tiles_of_chunks(grids[0], plan)
+    tile_bytes = problem.itemsize * tile.m * tile.n * tile.cluster_m * tile.cluster_n
+    # Each peer's partial is loaded and added.
+    addition = (problem.world - 1) * KERNEL.addition.value * tile.m * tile.n / (128 * 256)
+    if plan.direction == "store":
+        time = store_us(rounds[0], cut, tile_bytes, addition, pingpong=tile.pingpong)
+        return max(time, _least_us(problem, 0))
+    return max(push_us(rounds[0], cut, tile_bytes, addition), _least_us(problem, len(cut)))
+
+
+def _least_us(problem: Problem, chunks: int) -> float:
+    """The host's time, or that of reading the weights, which nothing hides when the product is small.
+
+    Args:
+        chunks: of a part, that copy engines move.
+    """
+    weight_bytes = sum(map(known, problem.columns)) * known(problem.depth) * problem.itemsize
+    host = KERNEL.host.value + (problem.world - 1) * chunks * KERNEL.copy.value
+    return max(host, KERNEL.launch.value + weight_bytes / (1e3 * CUDA.memory.value))
+
+
+def _tiles_of_chunks(tiles: Grid, plan: Plan) -> list[int]:
+    """Clusters in each chunk of a part, in the kernel's order."""
+    step = plan.width // (tiles.tile.n * tiles.tile.cluster_n)
+    heights = [min(plan.sweep, tiles.rows - row) for row in range(0, tiles.rows, plan.sweep)]
+    widths = [min(step, tiles.columns - column) for column in range(0, tiles.columns, step)]
+    return [height * width for height in heights for width in widths]
+
+
+def _with_tile(problem: Problem, plan: Plan, tile: Tile) -> Plan:
+    """The plan with that tile, and a sweep and chunks that suit it."""
+    tiles = grid(tile, problem, max(map(known, problem.columns)))
+    if problem.kind == "all_gather_matmul":
+        return replace(plan, tile=str(tile), sweep=plan.sweep or best_sweep(tiles, plan.chunk))
+    sweep, width = plan.sweep, plan.width
+    if not sweep or not width:
+        cut_sweep, cut_columns = _cut(tiles, _chunks_wanted(problem, plan, tiles))
+        sweep, width = sweep or cut_sweep, width or cut_columns * tile.n * tile.cluster_n
+    rows = min(sweep * tile.m * tile.cluster_m, known(problem.strips) * known(problem.rows))
+    return replace(plan, chunk=rows, tile=str(tile), sweep=sweep, width=width)
+
+
+def _chunks_wanted(problem: Problem, plan: Plan, tiles: Grid) -> int:
+    """Of a part. Where nothing is paid for a chunk, there is one a round."""
+    if plan.direction != "store":
+        return -(-known(problem.extent) // plan.chunk)
+    rounds = tiles.rows * tiles.columns / at_once(tiles.tile, plan.reserve)
+    return min(max(round(rounds), 1), MOST_SIGNALS)
+
+
+def sweep_loss(tiles: Grid, sweep: int) -> float:
+    """How many more operands than at best are read, as a share.
+
+    `sweep` rows of clusters are swept together along the columns: the clusters at work share `sweep` blocks
+    of rows and at_once / sweep of columns. The square of the two is best.
+    """
+    tile = tiles.tile
+    sweep = min(sweep, tiles.rows)
+    across = min(at_once(tile) / sweep, tiles.columns)
+    read = sweep * tile.m * tile.cluster_m + across * tile.n * tile.cluster_n
+    area = sweep * tile.m * tile.cluster_m * across * tile.n * tile.cluster_n
+    return float(read / (2 * area**0.5) - 1)
+
+
+def sweeps(tiles: Grid) -> list[int]:
+    """The sweeps that cut a part's rows into groups of about one size."""
+    return sorted({-(-tiles.rows // -(-tiles.rows // most)) for most in SWEEPS})
+
+
+def best_sweep(tiles: Grid, chunk: int) -> int:
+    """The sweep that reads the fewest operands, of those that wait for one chunk of rows at a time."""
+    rows = tiles.tile.m * tiles.tile.cluster_m
+    patient = [sweep for sweep in sweeps(tiles) if sweep * rows <= chunk] or [1]
+    return min(patient, key=lambda sweep: (sweep_loss(tiles, sweep), sweep))
+
+
+@lru_cache(maxsize=4096)
+def _cut(tiles: Grid, chunks: int) -> tuple[int, int]:
+    """(sweep, columns of clusters in a chunk) that cut a part into about `chunks` chunks.
+
+    A chunk is a run of the kernel's own order: the rows of one sweep, cut along the columns. Cutting a sweep
+    costs the kernel nothing; so the sweep is what its loads want, unless that cannot be cut finely enough.
+    """
+
+    def cost(sweep: int) -> tuple[float, int]:
+        groups = -(-tiles.rows // sweep)
+        pieces = min(max(round(chunks / groups), 1), tiles.columns)
+        return abs(groups * pieces - chunks) / chunks + 10 * sweep_loss(tiles, sweep), sweep
+
+    sweep = min(sweeps(tiles), key=cost)
+    pieces = min(max(round(chunks / -(-tiles.rows // sweep)), 1), tiles.columns)
+    return sweep, -(-tiles.columns // pieces)

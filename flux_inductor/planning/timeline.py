@@ -1,0 +1,135 @@
+"""How long a persistent CUDA kernel takes, beside the transfers that it waits for or causes; microseconds.
+
+Resident clusters claim tiles in order and all tiles take the same time, so tiles are done in rounds: the i-th
+ends one round after the one `at_once` places before it. A tile that waits for a chunk delays those that come
+`at_once`, 2 * `at_once`, ... places later, and no others. So the end of the whole is the largest of
+
+    all tiles' rounds, if nothing waits,
+    all_gather_matmul      the arrival of a chunk + the rounds of the tiles from its first one on,
+    matmul_reduce_scatter  the arrival of a chunk + the rounds of the tiles from its first one on, less one:
+                           only the epilogue needs the peers' partials,
+
+over all chunks. In a reduce_scatter a chunk leaves when its last tile is done; in an all_gather at once. The
+copy engine moves one chunk after another. Stores of the kernel need no engine, but the tiles of a round end
+together, and so do their stores: the link is busy in bursts, and a burst that outlasts its turn stalls the
+next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flux_inductor.planning.machine import KERNEL
+
+_KILO = 1e3  # GB/s: bytes a microsecond
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The tiles of one launch, counted in clusters.
+
+    Args:
+        parts: of the product, one a rank.
+        tiles: of one part.
+        at_once: what the device holds.
+        us: of one round.
+    """
+
+    parts: int
+    tiles: int
+    at_once: int
+    us: float
+
+    @property
+    def all_tiles(self) -> int:
+        return self.parts * self.tiles
+
+    def time(self, tiles: float) -> float:
+        """Of so many tiles in a row."""
+        full, rest = divmod(tiles, self.at_once)
+        if not full:
+            return self.us
+        # Shares come as floats: what is no tile is no round.
+        return self.us * (full + ((rest / self.at_once) ** KERNEL.last.value if rest > 0.01 else 0.0))
+
+
+def gather_us(launches: Sequence[Rounds], chunks: int, shard_bytes: int, *, kept: bool) -> float:
+    """all_gather_matmul with launches one after another, of which the first ones wait.
+
+    Args:
+        chunks: of a shard.
+        kept: the kernel stores the gathered tensor, too.
+    """
+    world = launches[0].parts
+    one = KERNEL.chunk.value + shard_bytes / chunks / (_KILO * KERNEL.copies.value)
+    peers = (world - 1) * chunks
+    end = KERNEL.gather_interference.value * peers * one
+    for launch in launches:
+        free = end + launch.time(launch.all_tiles)
+        left = ((world - 1) * launch.tiles - launch.tiles * number / chunks for number in range(peers))
+        late = ((number + 1) * one + launch.time(tiles) for number, tiles in enumerate(left))
+        end = max(free, *late)
+    if kept:
+        rate = _KILO * KERNEL.kept.value
+        end = max(end, world * shard_bytes / rate, peers * one + shard_bytes / chunks / rate)
+    return KERNEL.fork.value + len(launches) * KERNEL.launch.value + end
+
+
+def push_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: float) -> float:
+    """matmul_reduce_scatter whose partials the copy engine moves.
+
+    Args:
+        chunks: tiles of each chunk of a part.
+        tile_bytes: of the product, in one cluster's tile.
+        addition: from the last partial of a tile to its stored sum.
+    """
+
+    def leaves(done: int, tiles: int, free: float) -> float:
+        block = KERNEL.block.value + tiles * tile_bytes / (_KILO * KERNEL.blocks.value)
+        return max(free, rounds.time(done)) + block
+
+    moved = (rounds.parts - 1) * rounds.tiles * tile_bytes / (_KILO * KERNEL.blocks.value)
+    free = rounds.time(rounds.all_tiles) + KERNEL.scatter_interference.value * moved
+    late = _last_own_tile(rounds, chunks, leaves, addition)
+    return KERNEL.fork.value + KERNEL.launch.value + max(free, late)
+
+
+def store_us(
+    rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: float, *, pingpong: bool
+) -> float:
+    """matmul_reduce_scatter whose kernel stores its partials into the peers' memory; arguments as above."""
+    peers = (rounds.parts - 1) * rounds.tiles
+    burst = min(rounds.at_once, peers) * tile_bytes / (_KILO * KERNEL.stores.value)
+    stall = KERNEL.pingpong_stall.value if pingpong else KERNEL.stall.value
+    slow = max(1 + stall * burst / rounds.us, burst / rounds.us)
+
+    def leaves(done: int, tiles: int, free: float) -> float:
+        return rounds.time(done) * slow + burst
+
+    free = rounds.time(rounds.all_tiles) + (slow - 1) * rounds.time(peers)
+    late = _last_own_tile(rounds, chunks, leaves, addition)
+    return KERNEL.launch.value + max(free, late)
+
+
+def _last_own_tile(
+    rounds: Rounds, chunks: Sequence[int], leaves: Callable[[int, int, float], float], addition: float
+) -> float:
+    """When the own part is done, as far as it waits for the peers' partials.
+
+    Args:
+        leaves: when a chunk has left, given how many tiles were done at its end, its own number of tiles, and
+            when the one before it had left. What leaves here tells what comes in: the ranks are alike.
+    """
+    done, free, end = 0, 0.0, 0.0
+    # Tiles that all start at once find nothing to overlap: measured a round later than they need be.
+    idle = rounds.us if (rounds.parts - 1) * rounds.tiles <= rounds.at_once else 0.0
+    for peer in range(rounds.parts - 1):
+        left = rounds.tiles
+        for tiles in chunks:
+            done += tiles
+            free = leaves(done, tiles, free)
+            if peer == rounds.parts - 2:
+                end = max(end, free + addition + rounds.time(left) - rounds.us + idle)
+                left -= tiles
+    return end
