@@ -16,7 +16,7 @@ __device__ void meet_ranks(Meeting const& meeting, uint32_t epoch) {
 
 // Signals that calls do not use keep their old epochs, and would look like the future one day.
 __device__ void renew(SignalRegion const& region, uint32_t epoch) {
-  if (epoch - *region.renewed < kSignalLife) return;
+  if (region.count == 0 || epoch - *region.renewed < kSignalLife) return;
   for (int i = threadIdx.x; i < region.count; i += blockDim.x) region.words[i] = epoch - 1;
   __syncthreads();
   if (threadIdx.x == 0) *region.renewed = epoch;
