@@ -2,6 +2,7 @@
 #   PYTHON=python3.12   the Python to make the environment with (3.10 or newer)
 #   VENV=.venv          where the environment lies
 #   TORCH=2.13.0        the torch release to install
+#   CUDA=1              build the CUDA kernels too: needs nvcc, takes many minutes
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,7 +13,7 @@ VENV ?= .venv
 TORCH ?= 2.13.0
 bin := $(VENV)/bin
 # One stamp for each torch release, so that TORCH=... alone installs another.
-installed := $(VENV)/.installed-torch-$(TORCH)
+installed := $(VENV)/.installed-torch-$(TORCH)$(if $(CUDA),-cuda)
 built := $(VENV)/.built
 native := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*' -o -name '*.py') setup.py
 
@@ -62,6 +63,7 @@ $(installed): pyproject.toml setup.py
 	$(bin)/python -m pip install --quiet 'setuptools>=65,<82' wheel 'pybind11>=2.11' torch==$(TORCH) \
 	    || { echo 'pip could not install the packages above. Without a network, point pip to a local' \
 	    'copy (PIP_FIND_LINKS, PIP_INDEX_URL) or fill $(VENV) by hand and touch $(installed)' >&2; exit 1; }
+	$(if $(CUDA),$(bin)/python -m pip install --quiet --no-deps nvidia-cutlass==4.2.0.0)
 	rm -f $(VENV)/.installed-torch-* $(built)
 	touch $@
 

@@ -12,7 +12,8 @@ import torch
 from examples.llama_bytes.comparison import Comparison, compare, quickest
 from examples.llama_bytes.curves import draw_losses, largest_difference, terminal_plot
 from examples.llama_bytes.launch import run_on_ranks
-from examples.llama_bytes.training import Setting
+from examples.llama_bytes.training import Setting, setting_for
+from flux_inductor import _core
 from flux_inductor.tools.timeline import draw_timeline
 
 WORLD = 2
@@ -23,7 +24,7 @@ TOLERANCE = {"cpu": 1e-3, "cuda": 0.05}  # float32, bfloat16
 
 def main() -> int:
     arguments = parse()
-    setting = Setting(device=arguments.device, steps=arguments.steps)
+    setting = setting_for(arguments.device, arguments.steps)
     began = time.monotonic()
     print(
         f"A Llama-style model of {setting.shape.layers} layers and hidden size {setting.shape.hidden} learns "
@@ -41,19 +42,31 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    gpus = torch.cuda.device_count()
+    missing = why_no_gpus()
     parser = argparse.ArgumentParser(prog="python -m examples.llama_bytes", description=__doc__)
     parser.add_argument("--steps", type=int, default=Setting().steps, help="training steps of each run")
     parser.add_argument("--strategy", choices=("auto", "always", "never"), default="auto")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if gpus >= WORLD else "cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu" if missing else "cuda")
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for the pictures")
     parser.add_argument("--seconds", type=float, default=600, help="time limit for all of it")
     arguments = parser.parse_args()
     if arguments.steps < 1:
         parser.error(f"--steps {arguments.steps}: at least one step is needed")
-    if arguments.device == "cuda" and gpus < WORLD:
-        parser.error(f"--device cuda: {WORLD} GPUs are needed, {gpus} found; use --device cpu")
+    if arguments.device == "cuda" and missing:
+        parser.error(f"--device cuda: {missing}; use --device cpu")
+    if arguments.device == "cpu" and missing and torch.cuda.is_available():
+        print(f"On CPU ranks, though there are GPUs: {missing}.\n")
     return arguments
+
+
+def why_no_gpus() -> str:
+    """Why fused ops cannot run on this machine's GPUs; "" if they can."""
+    gpus = torch.cuda.device_count()
+    if gpus < WORLD:
+        return f"{WORLD} GPUs are needed, {gpus} found"
+    if torch.cuda.get_device_capability() != (9, 0):
+        return f"GPUs of compute capability 9.0 are needed, found {torch.cuda.get_device_name()}"
+    return "" if hasattr(_core, "cuda") else "the package was built without CUDA kernels (make CUDA=1 demo)"
 
 
 def show(results: list[Comparison], setting: Setting, folder: Path) -> bool:

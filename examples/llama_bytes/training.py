@@ -34,6 +34,14 @@ class Setting:
         return self.batch * self.sequence
 
 
+def setting_for(device: str, steps: int) -> Setting:
+    """A run that is large enough for fused ops to pay on that device, and small enough to watch."""
+    if device == "cpu":
+        return Setting(steps=steps)
+    shape = Shape(layers=2, hidden=4096, heads=32, inner=11264)
+    return Setting(device, shape, batch=8, sequence=1024, steps=steps, rate=3e-4)
+
+
 @dataclass(frozen=True)
 class Run:
     """What one training run gave: a loss for each step, and the seconds that the first one took."""
@@ -50,7 +58,8 @@ class Trainer:
     ) -> None:
         torch.manual_seed(setting.seed)
         dtype = torch.bfloat16 if setting.device == "cuda" else torch.float32
-        model = LanguageModel(setting.shape, setting.sequence).to(setting.device, dtype)
+        with torch.device(setting.device):
+            model = LanguageModel(setting.shape, setting.sequence).to(dtype)
         parallelize(model, init_device_mesh(setting.device, (dist.get_world_size(),)))
         self.setting = setting
         self.forward = compiler(model)

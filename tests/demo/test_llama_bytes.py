@@ -19,7 +19,10 @@ from examples.llama_bytes.curves import terminal_plot
 from examples.llama_bytes.launch import run_on_ranks
 from examples.llama_bytes.model import Shape
 from examples.llama_bytes.text import batches, corpus
-from examples.llama_bytes.training import Run, Setting
+from examples.llama_bytes.training import Run, Setting, setting_for
+from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.strategy import choose
+from flux_inductor.planning.topology import Topology
 
 pytest.importorskip("matplotlib")
 
@@ -38,6 +41,21 @@ def test_eager_and_compiled_agree(tmp_path: Path, capsys: pytest.CaptureFixture[
     losses = results[0].compiled.losses
     assert losses == results[1].compiled.losses
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_on_gpus_the_blocks_are_large_enough_to_fuse() -> None:
+    setting = setting_for("cuda", 50)
+    hidden, inner = setting.shape.hidden, setting.shape.inner
+    pairs = [
+        Problem("all_gather_matmul", 2, 8, 512, (hidden // 2,) * 3, hidden, "bf16", return_gathered=True),
+        Problem("all_gather_matmul", 2, 8, 512, (inner // 2,) * 2, hidden, "bf16", return_gathered=True),
+        Problem("matmul_reduce_scatter", 2, 8, 512, (hidden,), hidden // 2, "bf16"),
+        Problem("matmul_reduce_scatter", 2, 8, 512, (hidden,), inner // 2, "bf16"),
+    ]
+    assert (setting.batch, setting.sequence) == (8, 2 * 512)
+    for pair in pairs:
+        assert choose(pair, Topology("cuda", 2, link="nvlink"), engines={"cuda"}).fused, pair
+    assert setting_for("cpu", 50) == Setting()
 
 
 def test_disagreement_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
