@@ -24,10 +24,10 @@
 // A signal that the kernel raises stands for stores of many blocks. For each of them: its bulk
 // stores are complete and visible to the thread that waited for them; that thread releases by
 // adding to the counter; the thread that adds last acquires from all of them, since additions to
-// one word form one chain, and releases to the peer. Causality is transitive, whatever the scope of
-// its links, so the peer that acquires the signal sees all of the stores. Hence the scope of the
-// counter may be the GPU, whose threads alone look at it, and that of the signal must be the
-// system.
+// one word form one chain, and releases to the peer. Causality is transitive over links whose
+// scopes hold both of their ends: the GPU for the counter, which its threads alone look at, and the
+// system for the signal. So the peer that acquires the signal sees all of the stores, and its TMA
+// does after fence_generic_to_async().
 #pragma once
 
 #include "cute/tensor.hpp"
@@ -172,6 +172,8 @@ class ScatterEpilogue : public Base_ {
     ScatteredTile tile(params_, coord);
     count_pending();
     bool own = tile.part == params_.rank;
+    bool issues_stores = thread < cutlass::NumThreadsPerWarp;
+    if (!own && tile.real && issues_stores) pending_ = pending(tile);
     int sources = (own ? params_.order.parts() - 1 : 0) + (params_.has_addend ? 1 : 0);
     if (sources > 1) {
       CUTLASS_PRAGMA_UNROLL
@@ -185,11 +187,7 @@ class ScatterEpilogue : public Base_ {
     auto states = epilogue.store(load_pipeline, load_state, store_pipeline, store_state, shape,
                                  tile_shape, cute::make_coord(m, n, k, tile.strip), accumulators,
                                  mma, thread, storage, subtile);
-    bool issues_stores = thread < cutlass::NumThreadsPerWarp;
-    if (!own && tile.real && issues_stores) {
-      pending_ = tile.part * params_.chunks.per_part() + tile.chunk;
-      if (tile.urgent) count_pending();
-    }
+    if (is_urgent(pending_)) count_pending();
     return states;
   }
 
@@ -262,16 +260,24 @@ class ScatterEpilogue : public Base_ {
     ready_chunk_ = tile.chunk;
   }
 
+  // What is to be done for a tile when its stores are complete, in one number, since registers are
+  // short: which counter to raise, and whether that is urgent.
+  static constexpr int kNothing = -2;
+  CUTLASS_DEVICE int pending(ScatteredTile const& tile) const {
+    return (tile.part * params_.chunks.per_part() + tile.chunk) * 2 + (tile.urgent ? 1 : 0);
+  }
+  CUTLASS_DEVICE static bool is_urgent(int pending) { return pending % 2 != 0; }
+
   // Waits for the bulk stores of the tile stored last, and counts the tile.
   CUTLASS_DEVICE void count_pending() {
-    if (pending_ < 0) return;
+    if (pending_ == kNothing) return;
     wait_for_own_bulk_stores();
     __syncwarp();
     if (cute::elect_one_sync()) {
       fence_generic_to_async();
-      count(pending_);
+      count(pending_ / 2);
     }
-    pending_ = -1;
+    pending_ = kNothing;
   }
 
   CUTLASS_DEVICE void count(int counter) {
@@ -335,8 +341,8 @@ class ScatterEpilogue : public Base_ {
   }
 
   Params const& params_;
-  int pending_ = -1;      // counter of the tile stored last, if it is not raised yet
-  int ready_chunk_ = -1;  // chunk whose partials were waited for last
+  int pending_ = kNothing;  // for the tile stored last
+  int ready_chunk_ = -1;    // chunk whose partials were waited for last
 };
 
 }  // namespace flux_inductor::cuda
