@@ -26,7 +26,7 @@ from flux_inductor.planning.topology import Topology
 
 pytest.importorskip("matplotlib")
 
-SMALL = Setting(shape=Shape(layers=1, hidden=64, heads=4, inner=128), batch=2, sequence=64, steps=6)
+SMALL = Setting(shape=Shape(layers=1, hidden=64, heads=4, inner=128), batch=2, sequence=64, steps=16)
 
 
 def test_eager_and_compiled_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
