@@ -17,7 +17,7 @@ from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import torch_private
 from flux_inductor.runtime.bound import GatherRun, ScatterRun
 from flux_inductor.runtime.cuda_group import CudaGroup
-from flux_inductor.runtime.cuda_operands import in_place, row_stride, weight_strides
+from flux_inductor.runtime.cuda_operands import address_of, row_stride, weight_strides
 from flux_inductor.runtime.cuda_prepare import Prepared, prepare_gather, prepare_scatter
 from flux_inductor.runtime.groups import state_of
 
@@ -60,23 +60,21 @@ class _Gather:
         state = self.state
         state.check()
         results = [result.make() for result in self.results]
-        shard = in_place(x, self.x_fits)
-        # Copies must live until the call is on its streams.
-        operands = [in_place(weight, fits) for weight, fits in zip(weights, self.weights_fit, strict=True)]
-        rows = [bias if bias is None else in_place(bias, bias.is_contiguous()) for bias in biases]
+        copies: list[Tensor] = []
+        shard = address_of(x, self.x_fits, copies)
         addresses: list[int] = []
-        for index, weight in enumerate(operands):
-            bias = rows[index] if rows else None
+        for index, fits in enumerate(self.weights_fit):
+            bias = biases[index] if biases else None
             addresses += (
-                weight.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
+                address_of(weights[index], fits, copies),
+                0 if bias is None else address_of(bias, bias.is_contiguous(), copies),
                 results[index].data_ptr(),
             )
         with state.lock:
             done = state.begin(self.prepared).all_gather_matmul(
                 self.prepared.call,
                 torch_private.current_stream(x.device),
-                shard.data_ptr(),
+                shard,
                 results[-1].data_ptr() if self.keeps else 0,
                 *addresses,
             )
@@ -106,25 +104,34 @@ class _Scatter:
         state = self.state
         state.check()
         result = self.result.make()
-        rows, matrix = in_place(x, self.x_fits), in_place(weight, self.weight_fits)
-        bias = bias if bias is None else in_place(bias, bias.is_contiguous())
-        addend = addend if addend is None else in_place(addend, addend.is_contiguous())
+        copies: list[Tensor] = []
         # Free again for what this stream does next: the copies that read it are joined before.
         partials = None if self.partials is None else self.partials.make()
         with state.lock:
             done = state.begin(self.prepared).matmul_reduce_scatter(
                 self.prepared.call,
                 torch_private.current_stream(x.device),
-                rows.data_ptr(),
-                matrix.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
-                0 if addend is None else addend.data_ptr(),
+                address_of(x, self.x_fits, copies),
+                address_of(weight, self.weight_fits, copies),
+                0 if bias is None else address_of(bias, bias.is_contiguous(), copies),
+                0 if addend is None else address_of(addend, addend.is_contiguous(), copies),
                 0 if partials is None else partials.data_ptr(),
                 result.data_ptr(),
             )
         if not done:
             state.check()
         return result if self.factor == 1.0 else result.mul_(self.factor)
+
+
+def _check_reserve(plan: Plan, device: torch.device) -> None:
+    if not plan.reserve:
+        return
+    whole = torch.cuda.get_device_properties(device).multi_processor_count
+    if plan.reserve > whole // 2:
+        raise ValueError(
+            f"plan '{plan}' leaves {plan.reserve} of {whole} multiprocessors to others; reserve at most "
+            f"{whole // 2}"
+        )
 
 
 class CudaEngine:
@@ -142,6 +149,7 @@ class CudaEngine:
         return_gathered: bool,
     ) -> GatherRun:
         state = state_of(group, CudaGroup)
+        _check_reserve(plan, x.device)
         whole = (*x.shape[:gather_dim], x.shape[gather_dim] * state.world, *x.shape[gather_dim + 1 :])
         shapes = [(*whole[:-1], weight.shape[1]) for weight in weights]
         results = tuple(
@@ -169,6 +177,7 @@ class CudaEngine:
         scale: float,
     ) -> ScatterRun:
         state = state_of(group, CudaGroup)
+        _check_reserve(plan, x.device)
         shape = [*x.shape[:-1], weight.shape[1]]
         shape[scatter_dim] //= state.world
         result = _Result(tuple(shape), x.dtype, x.device)

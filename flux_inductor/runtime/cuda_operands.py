@@ -14,13 +14,20 @@ from flux_inductor.planning.tiles import GRANULE
 ALIGNMENT = 16  # bytes; what TMA asks of addresses
 
 
-def in_place(tensor: Tensor, fits: bool) -> Tensor:
-    """The tensor itself if its strides fit the kernels and its address does, else a copy of it.
+def address_of(tensor: Tensor, fits: bool, copies: list[Tensor]) -> int:
+    """The address of the tensor, if its strides fit the kernels and the address does; else that of a copy.
 
-    A copy has the same strides if they fit, and is contiguous if not.
+    A copy has the same strides if they fit, and is contiguous if not. It is appended to `copies`, which must
+    live until the call is on its streams.
     """
-    if fits and tensor.data_ptr() % ALIGNMENT == 0:
-        return tensor
+    address = tensor.data_ptr()
+    if fits and not address % ALIGNMENT:
+        return address
+    copies.append(_copy(tensor, fits))
+    return copies[-1].data_ptr()
+
+
+def _copy(tensor: Tensor, fits: bool) -> Tensor:
     if not fits:
         return tensor.clone(memory_format=torch.contiguous_format)
     strides = tensor.stride()
@@ -45,14 +52,14 @@ def row_stride(x: Tensor) -> tuple[bool, int]:
     depth = x.shape[-1]
     if x.stride(-1) != 1:
         return False, depth
-    stride = distance = 0
+    stride, distance = depth, -1  # of rows, and to the next run of them
     for size, step in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
         if size == 1:
             continue
-        if stride and step != distance:
-            return False, depth  # rows of different strips lie at different distances
-        stride = stride or step
+        if distance < 0:
+            stride = step
+        elif step != distance:
+            return False, depth  # strips lie apart
         distance = step * size
-    stride = stride or depth
     fits = stride % GRANULE == 0 and stride >= depth
     return fits, stride if fits else depth

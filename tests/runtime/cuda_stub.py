@@ -1,0 +1,147 @@
+"""The CUDA engine's Python half on CPU tensors: a workspace that computes what the kernels would.
+
+Every rank is taken to have this rank's operands. Memory is read and written by address, as the kernels do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from flux_inductor.planning.problem import Layout
+from flux_inductor.runtime import cuda, engine, torch_private
+from flux_inductor.runtime.cuda_group import CudaGroup
+from flux_inductor.runtime.cuda_memory import Need
+from flux_inductor.runtime.cuda_prepare import Prepared
+from flux_inductor.runtime.errors import FusedOpError, PeerTimeoutError
+
+WORLD = 2
+ALIGNMENT = 16
+
+
+def memory(address: int, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """The float32 tensor that lies at an address."""
+    assert address % ALIGNMENT == 0, address
+    extent = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    values = torch.frombuffer((ctypes.c_float * extent).from_address(address), dtype=torch.float32)
+    return values.as_strided(tuple(shape), tuple(strides))
+
+
+def contiguous(address: int, *shape: int) -> Tensor:
+    return memory(address, shape, [math.prod(shape[dim + 1 :]) for dim in range(len(shape))])
+
+
+def weight(address: int, depth: int, columns: int, layout: Layout, leading: int) -> Tensor:
+    strides = (leading, 1) if layout == "n_major" else (1, leading)
+    return memory(address, (depth, columns), strides)
+
+
+class StubWorkspace:
+    """See `_core.cuda.Workspace`; a call is the arguments of its preparation."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def all_gather_matmul(self, call: Any, stream: int, shard: int, kept: int, *launches: int) -> bool:
+        self.calls += 1
+        shape, weights, dim = call
+        whole = torch.cat([contiguous(shard, *shape)] * WORLD, dim)
+        if kept:
+            contiguous(kept, *whole.shape).copy_(whole)
+        assert len(launches) == 3 * len(weights)
+        for index, (columns, layout, leading) in enumerate(weights):
+            where, bias, product = launches[3 * index : 3 * index + 3]
+            value = whole @ weight(where, shape[-1], columns, layout, leading)
+            value = value + contiguous(bias, columns) if bias else value
+            contiguous(product, *value.shape).copy_(value)
+        return True
+
+    def matmul_reduce_scatter(
+        self, call: Any, stream: int, x: int, w: int, bias: int, addend: int, partials: int, result: int
+    ) -> bool:
+        self.calls += 1
+        shape, row_stride, (columns, layout, leading), dim, scale = call
+        rows = memory(x, (math.prod(shape[:-1]), shape[-1]), (row_stride, 1))
+        value = scale * (rows @ weight(w, shape[-1], columns, layout, leading))
+        value = value + contiguous(bias, columns) if bias else value
+        value = value.view(*shape[:-1], columns)
+        value = value + contiguous(addend, *value.shape) if addend else value
+        assert partials, "there is room for partials"
+        part = WORLD * value.chunk(WORLD, dim)[0]
+        contiguous(result, *part.shape).copy_(part)
+        return True
+
+
+class StubGroup(CudaGroup):
+    """A group whose ranks agree on everything."""
+
+    made = 0
+
+    def __init__(self, name: str, group: dist.ProcessGroup) -> None:
+        StubGroup.made += 1
+        self.name, self.rank, self.world = name, group.rank(), group.size()
+        self.lock = threading.Lock()
+        self.workspace = StubWorkspace()
+        self._errors = torch.zeros(24, dtype=torch.uint8)
+        self._state = ctypes.c_uint32.from_address(self._errors.data_ptr())
+        self._dead = ""
+        self._agreed, self._digest, self._calls = set(), 0, 0
+        self._memory = SimpleNamespace(workspace=self.workspace)  # type: ignore[assignment]
+        self._kept = []
+
+    def _agree(self, prepared: Prepared) -> None:
+        self._agreed.add(prepared.descriptor)
+
+    def trap(self) -> None:
+        """A wait of a kernel has failed."""
+        self._state.value = 2
+
+    def error(self) -> FusedOpError | None:
+        return PeerTimeoutError("waited for a chunk") if self._state.value else None
+
+    def close(self) -> None:
+        self._dead = "it was destroyed"
+
+
+def _prepare_gather(*arguments: Any) -> Prepared:
+    _, _, shape, _, weights, plan, dim, kept = arguments
+    return Prepared((shape, weights, dim), f"gather {shape} {weights} {plan} {dim} {kept}", Need())
+
+
+def _prepare_scatter(*arguments: Any) -> Prepared:
+    _, _, shape, _, row_stride, weight_shape, plan, dim, reduce_op, scale, _ = arguments
+    call = (shape, row_stride, weight_shape, dim, scale)
+    return Prepared(call, f"scatter {call} {plan} {reduce_op}", Need(), partials=8)
+
+
+def make_group() -> None:
+    """The default group, of ranks that pretend to communicate."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
+
+
+@contextmanager
+def stubbed(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A group of two ranks whose fused ops run on the CUDA engine, on the stub."""
+    patch.delenv(engine.ENGINE_VARIABLE, raising=False)
+    make_group()
+    try:
+        patch.setattr(engine, "is_fake", lambda group: False)
+        patch.setattr(engine, "_fused_engine", lambda device: cuda.CudaEngine())
+        patch.setattr(cuda, "CudaGroup", StubGroup)
+        patch.setattr(cuda, "prepare_gather", _prepare_gather)
+        patch.setattr(cuda, "prepare_scatter", _prepare_scatter)
+        patch.setattr(torch_private, "current_stream", lambda device: 0)
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,200 @@
+"""Calls of the CUDA engine that are bound to their shapes once: what later ones may rely on, and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flux_inductor import ops  # noqa: F401  (registers the ops)
+from flux_inductor.runtime import bound, cuda, engine
+from flux_inductor.runtime.bound import BoundCalls, GatherRun
+from flux_inductor.runtime.cuda_operands import row_stride, weight_strides
+from flux_inductor.runtime.errors import DeadGroupError, PeerTimeoutError
+from flux_inductor.runtime.groups import state_of
+from tests.runtime.cuda_stub import WORLD, StubGroup, make_group, stubbed
+
+fused = torch.ops.flux_inductor
+GROUP, PLAN = "0", "mesh push chunk=64"
+
+
+@pytest.fixture(autouse=True)
+def _stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with stubbed(monkeypatch):
+        yield
+
+
+def gather(x: Tensor, weights: list[Tensor], biases: list[Tensor | None], keep: bool = False) -> list[Tensor]:
+    return list(fused.all_gather_matmul(x, weights, biases, GROUP, PLAN, 0, keep))
+
+
+def scatter(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, addend: Tensor | None = None, op: str = "sum"
+) -> Tensor:
+    result: Tensor = fused.matmul_reduce_scatter(x, weight, bias, addend, GROUP, PLAN, 0, op, 0.5)
+    return result
+
+
+def workspace_calls() -> int:
+    return state_of(GROUP, StubGroup).workspace.calls
+
+
+@st.composite
+def matrices(draw: st.DrawFn, rows: int, columns: int) -> Tensor:
+    """[rows, columns] in some layout, at some address, of the same values whenever shapes are the same."""
+    values = torch.arange(float(rows * columns)).sin().view(rows, columns)
+    padding, offset = draw(st.sampled_from([0, 3, 8])), draw(st.integers(0, 4))
+    transposed = draw(st.booleans())
+    outer, inner = (columns, rows) if transposed else (rows, columns)
+    base = torch.empty(offset + outer * (inner + padding))[offset:].view(outer, inner + padding)[:, :inner]
+    return (base.t() if transposed else base).copy_(values)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_layout_and_address(data: st.DataObject) -> None:
+    x = data.draw(matrices(4, 16))
+    weights = [data.draw(matrices(16, columns)) for columns in (8, 24)]
+    bias = data.draw(matrices(1, 24))[0]
+    whole = torch.cat([x] * WORLD)
+    products = [whole @ weights[0], whole @ weights[1] + bias]
+    for result, expected in zip(gather(x, weights, [None, bias], True), [*products, whole], strict=True):
+        torch.testing.assert_close(result, expected)
+        assert result.is_contiguous()
+    addend = data.draw(matrices(4, 24))
+    for op, factor in (("sum", WORLD), ("avg", 1)):
+        part = (0.5 * (x @ weights[1]) + bias + addend)[:2] * factor
+        torch.testing.assert_close(scatter(x, weights[1], bias, addend, op), part)
+        torch.testing.assert_close(scatter(x, weights[0], op=op), 0.5 * (x @ weights[0])[:2] * factor)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_strides_of_rows(data: st.DataObject) -> None:
+    """As a view sees them: what fits is a matrix with rows far enough apart; all else is copied."""
+    sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    base = torch.empty(*(size + 1 for size in sizes), 16)
+    cut = [slice(0, size + data.draw(st.integers(0, 1))) for size in sizes]
+    x = base[tuple(cut)].permute(*data.draw(st.permutations(range(len(sizes)))), len(sizes))
+    fits, stride = row_stride(x)
+    flat = x.reshape(-1, 16)
+    is_view = flat.data_ptr() == x.data_ptr() and flat.numel() > 0
+    assert fits == (is_view and (flat.shape[0] == 1 or flat.stride(0) >= 16)), (x.shape, x.stride())
+    if fits and flat.shape[0] > 1:
+        assert stride == flat.stride(0)
+
+
+def test_strides_that_repeat_rows_are_copied() -> None:
+    assert row_stride(torch.empty(1, 16).expand(4, 16)) == (False, 16)
+    assert weight_strides(torch.empty(1, 16).expand(16, 16))[0] is False
+    assert weight_strides(torch.empty(16, 24).t()) == (True, "k_major", 24)
+    assert weight_strides(torch.empty(16, 20)) == (False, "n_major", 20)
+
+
+def test_calls_are_bound_once_and_counted_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.reset_executions()
+    x, weight = torch.randn(4, 16), torch.randn(16, 8)
+    bindings = []
+    bind = cuda.CudaEngine.bind_gather
+
+    def bind_and_count(*arguments: Any) -> GatherRun:
+        bindings.append(arguments)
+        return bind(*arguments)
+
+    monkeypatch.setattr(cuda.CudaEngine, "bind_gather", bind_and_count)
+    for _ in range(3):
+        gather(torch.randn(4, 16), [weight], [])
+    assert (len(bindings), workspace_calls()) == (1, 3)
+    monkeypatch.setenv(engine.ENGINE_VARIABLE, "reference")
+    gather(x, [weight], [])
+    monkeypatch.delenv(engine.ENGINE_VARIABLE)
+    gather(x, [weight], [])
+    assert engine.executions() == {
+        ("all_gather_matmul", "cuda"): 4,
+        ("all_gather_matmul", "reference"): 1,
+    }
+
+
+def test_a_valid_call_makes_no_other_one_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = torch.randn(4, 16), torch.randn(16, 16), torch.randn(16)
+    gather(x, [weight, weight], [])
+    gather(x, [weight], [bias])
+    scatter(x, weight, bias, torch.randn(4, 16))
+    double = weight.double()
+    with pytest.raises(ValueError, match=r"a weight is torch\.float64"):
+        gather(x, [double, weight], [])
+    with pytest.raises(ValueError, match=r"x is torch\.float64"):
+        gather(x.double(), [double], [])
+    with pytest.raises(ValueError, match=r"a bias of shape \(16, 16\)"):  # the same tensors as a valid call
+        gather(x, [weight], [weight])
+    with pytest.raises(ValueError, match="1 biases for 2 weights"):
+        gather(x, [weight, weight], [bias])
+    with pytest.raises(ValueError, match=r"a weight of shape \(8, 16\)"):
+        gather(x, [weight[:8], weight], [])
+    with pytest.raises(ValueError, match=r"a bias is torch\.float64"):
+        scatter(x, weight, bias.double(), torch.randn(4, 16))
+    with pytest.raises(ValueError, match="addend has shape"):
+        scatter(x, weight, bias, torch.randn(2, 16))
+    with pytest.raises(ValueError, match="reduce_op is 'max'"):
+        scatter(x, weight, bias, torch.randn(4, 16), "max")
+    with pytest.raises(ValueError, match="no process group 'tp'"):
+        fused.all_gather_matmul(x, [weight], [bias], "tp", PLAN, 0, False)
+    with pytest.raises(ValueError, match="unknown token"):
+        fused.all_gather_matmul(x, [weight], [bias], GROUP, PLAN + " a=1", 0, False)
+    monkeypatch.setenv(engine.ENGINE_VARIABLE, "fast")
+    with pytest.raises(ValueError, match="FLUX_INDUCTOR_ENGINE='fast'"):
+        gather(x, [weight], [bias])
+
+
+def test_a_call_that_cannot_run_is_not_remembered() -> None:
+    before = len(state_of(GROUP, BoundCalls).gathers)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no weight"):
+            gather(torch.randn(4, 16), [], [])
+    assert len(state_of(GROUP, BoundCalls).gathers) == before
+
+
+def test_remembered_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound, "REMEMBERED", 4)
+    for rows in range(1, 12):
+        gather(torch.randn(rows, 16), [torch.randn(16, 8)], [])
+        assert len(state_of(GROUP, BoundCalls).gathers) <= 4
+
+
+def test_remembered_calls_go_with_their_group() -> None:
+    x, weight = torch.randn(4, 16), torch.randn(16, 8)
+    gather(x, [weight], [])
+    made, first = StubGroup.made, state_of(GROUP, StubGroup)
+    dist.destroy_process_group()
+    with pytest.raises(ValueError, match="no process group '0'"):
+        gather(x, [weight], [])
+    make_group()
+    gather(x, [weight], [])
+    assert StubGroup.made == made + 1
+    assert state_of(GROUP, StubGroup) is not first
+
+
+def test_after_a_failed_wait_nothing_touches_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(4, 16), torch.randn(16, 8)
+    gather(x, [weight], [])
+    scatter(x, weight)
+    state_of(GROUP, StubGroup).trap()
+    monkeypatch.setattr(cuda._Result, "make", lambda result: pytest.fail("memory was asked for"))
+    with pytest.raises(PeerTimeoutError, match="waited for a chunk"):
+        gather(x, [weight], [])
+    with pytest.raises(DeadGroupError, match="waited for a chunk"):
+        scatter(x, weight)
+
+
+def test_nothing_to_send() -> None:
+    before = workspace_calls()
+    product, whole = gather(torch.randn(0, 16), [torch.randn(16, 8)], [], True)
+    assert (product.shape, whole.shape) == ((0, 8), (0, 16))
+    assert scatter(torch.randn(0, 16), torch.randn(16, 8)).shape == (0, 8)
+    assert workspace_calls() == before
