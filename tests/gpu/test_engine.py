@@ -13,13 +13,14 @@ import torch.distributed as dist
 
 from flux_inductor.planning.tiles import MENUS
 from flux_inductor.runtime.cuda_kernels import compiled_variants, menu
-from flux_inductor.runtime.errors import DeadGroupError, FusedOpError, MismatchError
-from tests.gpu.engine_calls import Case, Gather, Scatter, error, make
+from flux_inductor.runtime.errors import DeadGroupError, MismatchError, PeerTimeoutError
+from tests.gpu.engine_calls import Case, Gather, GatherCall, Scatter, error, make
 from tests.gpu.engine_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
 
 pytestmark = needs_two_gpus
 
 TALL = "mesh push chunk=4096"
+STORE = "mesh store chunk=512"
 CASES: list[Case] = [
     Gather((512, 1024), (768,)),
     Gather((500, 1032), (392, 1288), bias=True),
@@ -28,6 +29,8 @@ CASES: list[Case] = [
     Gather((1024, 2048), (1024,), keep=True, bias=True),
     Gather((1, 64), (8,)),
     Gather((2048, 512), (4096,), plan=TALL),
+    Gather((2, 300, 512), (640, 1288, 320), dim=1, keep=True, bias=True),
+    Gather((1000, 1032), (392, 400), keep=True, plan="mesh push chunk=256 reserve=8"),
     Scatter((1024, 512), 768),
     Scatter((1000, 520), 1288, bias=True, addend=True, scale=0.5),
     Scatter((3, 400, 512), 640, dim=1, addend=True),
@@ -35,6 +38,13 @@ CASES: list[Case] = [
     Scatter((1024, 512), 768, mean=True, bias=True),
     Scatter((2, 64), 8),
     Scatter((4096, 1024), 2048, plan=TALL),
+    Scatter((1024, 512), 768, plan="mesh push chunk=256 reserve=8"),
+    Scatter((1024, 512), 768, plan=STORE),
+    Scatter((1000, 520), 1288, bias=True, addend=True, scale=0.5, plan=STORE),
+    Scatter((3, 400, 512), 640, dim=1, addend=True, plan=STORE + " reserve=8"),
+    Scatter((1024, 512), 768, mean=True, bias=True, plan=STORE),
+    Scatter((2, 64), 8, plan=STORE),
+    Scatter((4096, 1024), 2048, plan="mesh store chunk=4096"),
 ]
 
 
@@ -140,21 +150,77 @@ def test_errors() -> None:
     run_gpu_ranks(_errors)
 
 
-def _missing_peer(rank: int, world: int) -> None:
-    """A rank that does not come to a call seen before: its peer's kernel gives up and says so."""
-    call = make(Gather((256, 256), (256,)), nccl_group(world, seconds=2))
+def _bits(rank: int, world: int) -> None:
+    """Neither the gather nor the transport of partials changes a bit of what the tiles compute."""
+    from tests.gpu.virtual_ranks import AllGatherMatmulCall, VirtualGroup
+
+    group = nccl_group(world)
+    for tile in MENUS["all_gather_matmul"]:
+        case = Gather(
+            (2, 300, 520), (768,), dim=1, bias=True, keep=True, plan=f"mesh push chunk=128 tile={tile}"
+        )
+        call = GatherCall(case, group)
+        (product, kept), whole = call(), call.gathered()
+        assert torch.equal(kept, whole), tile
+        if rank == 0:  # the virtual rank is on the first GPU
+            alone = AllGatherMatmulCall(
+                VirtualGroup(1), [whole], [call.weights], str(tile), whole.shape[1], [[call.biases[0]]]
+            )
+            assert torch.equal(product, alone.run()[0][0]), tile
+    for tile in MENUS["matmul_reduce_scatter"]:
+        results = []
+        for direction in ("push", "store"):
+            plan = f"mesh {direction} chunk=256 width=768 tile={tile} sweep=2"
+            torch.manual_seed(rank)
+            results += make(Scatter((2, 1000, 520), 1288, dim=1, bias=True, addend=True, plan=plan), group)()
+        assert torch.equal(*results), tile
+
+
+def test_results_are_those_of_the_kernel_alone_to_the_bit() -> None:
+    run_gpu_ranks(_bits)
+
+
+def _refused(rank: int, world: int) -> None:
+    group = nccl_group(world)
+    with pytest.raises(ValueError, match="cannot 'pull'; valid: push"):
+        make(Gather((64, 64), (64,), plan="mesh pull chunk=64"), group)()
+    with pytest.raises(ValueError, match="cannot 'store'; valid: push"):
+        make(Gather((64, 64), (64,), plan="mesh store chunk=64"), group)()
+    with pytest.raises(ValueError, match=r"leaves 120 of 132 multiprocessors to others; reserve at most 66"):
+        make(Gather((64, 64), (64,), plan="mesh push chunk=64 reserve=120"), group)()
+
+
+def test_plans_that_the_kernels_cannot_run() -> None:
+    run_gpu_ranks(_refused)
+
+
+MISSED: list[tuple[Case, str]] = [
+    (Gather((256, 256), (256,)), r"all_gather_matmul on rank 0 .* waited 2 s for chunk 0 of rank 1's shard"),
+    (Scatter((512, 256), 256), r"matmul_reduce_scatter on rank 0 .* 2 s for chunk \d+ of rank 1's partial"),
+    (
+        Scatter((512, 256), 256, plan=STORE),
+        r"matmul_reduce_scatter on rank 0 .* 2 s for chunk \d+ of rank 1's partial",
+    ),
+]
+
+
+def _missing_peer(rank: int, world: int, case: Case, message: str) -> None:
+    """A rank that does not come to a call seen before: the kernel traps, and the next call says why."""
+    call = make(case, nccl_group(world, seconds=2))
     call()
     torch.cuda.synchronize()
     dist.barrier()
     if rank == 0:
-        call()  # its results are wrong; the next call says so
-        torch.cuda.synchronize()
-        with pytest.raises(FusedOpError, match=r"rank 0 .* waited 2 s for chunk 0 of rank 1's shard"):
+        call()
+        with pytest.raises(RuntimeError, match="CUDA"):
+            torch.cuda.synchronize()
+        with pytest.raises(PeerTimeoutError, match=message):
             call()
-        with pytest.raises(DeadGroupError, match="chunk 0 of rank 1's shard"):
+        with pytest.raises(DeadGroupError, match="of rank 1's"):
             call()
     dist.barrier()
 
 
-def test_a_missing_peer_is_named() -> None:
-    run_gpu_ranks(_missing_peer)
+@pytest.mark.parametrize(("case", "message"), MISSED)
+def test_a_missing_peer_is_named(case: Case, message: str) -> None:
+    run_gpu_ranks(_missing_peer, case, message)

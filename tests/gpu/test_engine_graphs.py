@@ -19,7 +19,10 @@ CASES: list[Case] = [
     Scatter((768, 512), 768),
     Gather((256, 512), (384, 128), keep=True),
     Scatter((2, 512, 256), 512, dim=1, addend=True),
+    Scatter((1024, 512), 768, plan="mesh store chunk=256"),
+    Scatter((2, 512, 256), 512, dim=1, bias=True, plan="mesh store chunk=512 reserve=8"),
 ]
+THREE = ([0, 1, 2], [4, 2, 5])  # graphs of three ops
 INPUTS = 3
 
 
@@ -54,7 +57,7 @@ def _replays(rank: int, world: int, rounds: int) -> None:
     group = nccl_group(world)
     inputs = [Inputs(make(case, group)) for case in CASES]
     graphs = [([i], *_capture([inputs[i]])) for i in range(len(inputs))]
-    graphs.append(([0, 1, 2], *_capture(inputs[:3])))
+    graphs += [(three, *_capture([inputs[i] for i in three])) for three in THREE]
     larger = Inputs(make(Gather((2048, 1024), (512,)), group))  # the workspace grows: graphs keep theirs
     inputs.append(larger)
     wrong = torch.zeros((), device="cuda", dtype=torch.int64)

@@ -1,0 +1,114 @@
+"""The CUDA engine and what goes on around it: other communication, the end of a group, old signals."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from flux_inductor.runtime.cuda_group import CudaGroup
+from flux_inductor.runtime.groups import state_of
+from tests.gpu.engine_calls import Case, Gather, Scatter, make
+from tests.gpu.engine_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
+
+pytestmark = needs_two_gpus
+
+ITERATIONS = 500
+
+
+def _beside_nccl(rank: int, world: int, reserve: str) -> None:
+    """Another group's collectives on another stream, as FSDP's beside tensor parallelism, in both orders."""
+    group, other = nccl_group(world), dist.new_group(list(range(world)), backend="nccl")
+    cases: list[Case] = [
+        Gather((2048, 2048), (4096,), plan=f"mesh push chunk=512{reserve}"),
+        Scatter((4096, 2048), 4096, plan=f"mesh push chunk=1024{reserve}"),
+        Gather((1024, 2048), (2048, 1024), keep=True, plan=f"mesh push chunk=512{reserve}"),
+        Scatter((2048, 2048), 2048, plan=f"mesh store chunk=512{reserve}"),
+    ]
+    calls = [make(case, group) for case in cases]
+    expected = [call() for call in calls]
+    beside = torch.cuda.Stream()
+    shard = torch.full((4 << 20,), float(rank + 1), device="cuda")
+    whole, part = torch.zeros(world * shard.numel(), device="cuda"), torch.zeros_like(shard)
+    dist.all_gather_into_tensor(whole, shard, group=other)  # NCCL's own set-up, before anything waits
+    dist.reduce_scatter_tensor(part, whole, group=other)
+    torch.cuda.synchronize()
+    wrong = torch.zeros((), device="cuda", dtype=torch.int64)
+    for turn in range(ITERATIONS):
+        with torch.cuda.stream(beside):
+            # Ranks see the two streams in different orders: one has the collective first, the other second.
+            if (turn + rank) % 2:
+                torch.cuda._sleep(100_000)
+            dist.all_gather_into_tensor(whole, shard, group=other)
+            dist.reduce_scatter_tensor(part, whole, group=other)
+        index = turn % len(calls)
+        for result, known in zip(calls[index](), expected[index], strict=True):
+            wrong += (result != known).any()
+    torch.cuda.synchronize()
+    assert wrong.item() == 0
+    assert torch.equal(part, torch.full_like(part, world * (rank + 1.0)))
+
+
+@pytest.mark.parametrize("reserve", ["", " reserve=8"])
+def test_beside_collectives_of_another_group(reserve: str) -> None:
+    run_gpu_ranks(_beside_nccl, reserve, timeout=90)
+
+
+def _destroyed(rank: int, world: int) -> None:
+    """A group may be destroyed while its last call runs: its memory is freed when that has ended."""
+    for case in (Gather((2048, 1024), (2048,)), Scatter((2048, 1024), 1024, plan="mesh store chunk=512")):
+        group = dist.new_group(list(range(world)), backend="nccl")
+        assert isinstance(group, dist.ProcessGroup)
+        call = make(case, group.group_name)
+        expected = call()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(20_000_000 * rank)
+        results = call()
+        dist.destroy_process_group(group)
+        del group
+        taken = [torch.full((8 << 20,), torch.nan, device="cuda") for _ in range(8)]
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, results, expected)), len(taken)
+        dist.barrier()
+
+
+def test_a_group_destroyed_during_a_call() -> None:
+    run_gpu_ranks(_destroyed)
+
+
+def _old_signals(rank: int, world: int) -> None:
+    """Signals that no call has used for more than half the count of epochs do not look like the future.
+
+    The small calls use the first signals alone, for what counts as 2^32 calls; between, now and then, a large
+    one whose chunks come late must not take the signals of its predecessor for its own.
+    """
+    name = nccl_group(world)
+    small = make(Gather((64, 256), (256,), plan="mesh push chunk=64"), name)
+    large = make(Gather((2048, 1024), (512,), plan="mesh push chunk=64"), name)
+    expected = small(), large(), large()
+    values = large.x.clone()
+    memory = state_of(name, CudaGroup)._memory
+    assert memory is not None
+    for jump in range(1, 10):
+        torch.cuda.synchronize()
+        dist.barrier()
+        memory.words[0] += 1 << 29
+        torch.cuda.synchronize()
+        dist.barrier()
+        for _ in range(3):
+            assert all(map(torch.equal, small(), expected[0]))
+        if jump in (5, 9):
+            for _ in range(2):  # both sets
+                large.x.neg_()
+                if rank == 1:
+                    time.sleep(0.02)
+                    torch.cuda._sleep(20_000_000)
+                (result,) = large()
+                sign = 1 if torch.equal(large.x, values) else -1
+                assert torch.equal(result, sign * expected[1][0]), (jump, sign)
+
+
+def test_old_signals_are_renewed() -> None:
+    run_gpu_ranks(_old_signals)
