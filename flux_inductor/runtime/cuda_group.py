@@ -28,10 +28,6 @@ REMEDY = "The group is dead for fused ops now; destroy it and make it anew."
 _OPS = {1: "all_gather_matmul", 2: "matmul_reduce_scatter"}
 
 
-# Memory of closed groups that a kernel, or a graph's capture, may still use. It goes with the process.
-_not_freed: list[CudaMemory] = []
-
-
 def _drained(device: torch.device) -> bool:
     """Waits until the device is idle; false if it cannot be waited for."""
     try:
@@ -156,9 +152,10 @@ class CudaGroup:
         memories = [*self._kept, *([self._memory] if self._memory is not None else [])]
         self._memory = None
         self._kept.clear()
-        if not memories or (healthy and not groups.ending() and _drained(self.device)):
-            return
-        _not_freed.extend(memories)
+        if memories and not (healthy and not groups.ending() and _drained(self.device)):
+            # A kernel may still use it, or the context is gone, and to free it would end the process badly:
+            # one reference that nobody gives back lets it go with the process.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(memories))
 
     def _compare(self, descriptor: str) -> None:
         own = json.dumps([descriptor, self._calls, self._digest])

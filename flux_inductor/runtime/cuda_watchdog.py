@@ -1,7 +1,8 @@
 """Looks at the error records of all CUDA groups, also while the program waits for the device.
 
-A kernel whose wait has run into the limit writes a record into host memory and ends. The next call of the
-group raises it; until there is one, this thread says in the log what happened.
+A kernel whose wait has run into the limit writes a record into host memory and traps. The next call of the
+group raises what it says; until there is one, this thread says in the log what happened, since all that the
+program sees is a CUDA error wherever it next waits for the device.
 """
 
 from __future__ import annotations

@@ -42,11 +42,14 @@ def topology_of(group: str, device: str) -> Topology:
         torch.distributed.DistStoreError: a rank has not published its host in time.
     """
     pg = process_group(group)
+    # The default group has all ranks: who is outside of this group has other data, or other layers, and its
+    # collectives with these ranks run beside ours.
+    shared = pg.size() < dist.get_world_size()
     if device == "cpu":
-        return Topology("cpu", pg.size(), _nodes(pg), link="shm")
+        return Topology("cpu", pg.size(), _nodes(pg), link="shm", shared=shared)
     if device == "cuda":
         joined = torch.cuda.is_available() and torch_private.nvlink_between_all()
-        return Topology("cuda", pg.size(), _nodes(pg), link="nvlink" if joined else "pcie")
+        return Topology("cuda", pg.size(), _nodes(pg), link="nvlink" if joined else "pcie", shared=shared)
     raise ValueError(f"no engine for device {device!r}; leave its collectives unfused")
 
 

@@ -13,7 +13,16 @@ import torch.distributed as dist
 
 from flux_inductor.runtime.torch_private import process_group
 
-__all__ = ["GroupState", "close_all", "ending", "group_size", "name_of", "process_group", "state_of"]
+__all__ = [
+    "GroupState",
+    "close_all",
+    "ending",
+    "group_size",
+    "name_of",
+    "process_group",
+    "state_of",
+    "workspace_bytes",
+]
 
 
 def group_size(name: str) -> int:
@@ -99,6 +108,11 @@ def _drop(kind: type[GroupState], name: str, dead: weakref.ref[dist.ProcessGroup
         if kept is not None and kept.group is dead:
             del _kept[kind, name]
             kept.state.close()
+
+
+def workspace_bytes() -> int:
+    """Memory that this rank holds for its peers to reach, over all groups."""
+    return sum(getattr(kept.state, "workspace_bytes", 0) for kept in _kept.values())
 
 
 def ending() -> bool:

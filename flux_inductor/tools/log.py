@@ -19,6 +19,7 @@ from torch._logging._internal import trace_structured
 
 from flux_inductor.passes.record import CollectiveRecord
 from flux_inductor.runtime.engine import executions
+from flux_inductor.runtime.groups import workspace_bytes
 from flux_inductor.tools import kept
 from flux_inductor.tools.report import Executions, GraphReport, Report
 
@@ -97,7 +98,8 @@ def _print_executions_at_exit() -> None:
 
 
 def _print_executions() -> None:
-    print(f"flux_inductor: {report().executed}", file=sys.stderr, flush=True)
+    memory = f"workspaces of this rank: {workspace_bytes() / 2**20:.1f} MiB"
+    print(f"flux_inductor: {report().executed}; {memory}", file=sys.stderr, flush=True)
 
 
 def report() -> Report:

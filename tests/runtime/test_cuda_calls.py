@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flux_inductor import ops  # noqa: F401  (registers the ops)
-from flux_inductor.runtime import bound, cuda, engine
+from flux_inductor.runtime import bound, cuda, cuda_group, engine
 from flux_inductor.runtime.bound import BoundCalls, GatherRun
+from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_operands import row_stride, weight_strides
 from flux_inductor.runtime.errors import DeadGroupError, PeerTimeoutError
 from flux_inductor.runtime.groups import state_of
@@ -198,3 +200,21 @@ def test_nothing_to_send() -> None:
     assert (product.shape, whole.shape) == ((0, 8), (0, 16))
     assert scatter(torch.randn(0, 16), torch.randn(16, 8)).shape == (0, 8)
     assert workspace_calls() == before
+
+
+@pytest.mark.parametrize("trapped", [False, True])
+@pytest.mark.parametrize("drained", [False, True])
+def test_memory_is_freed_once_nothing_runs_in_it(
+    trapped: bool, drained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_group, "_drained", lambda device: drained)
+    state = state_of(GROUP, StubGroup)
+    state.device = torch.device("cpu")
+    memory = weakref.ref(state.workspace)
+    del state.workspace
+    if trapped:
+        state.trap()
+    CudaGroup.close(state)
+    assert (memory() is None) == (drained and not trapped)
+    with pytest.raises(DeadGroupError, match="it was destroyed"):
+        state.check()
