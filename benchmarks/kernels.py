@@ -68,7 +68,7 @@ def cublas(group: VirtualGroup, xs: list[torch.Tensor], ws: list[torch.Tensor]) 
 
 
 def all_gather_candidates(group: VirtualGroup, m: int, n: int, k: int) -> Candidates:
-    """Every compiled tile with one, two and four chunks a shard."""
+    """Every compiled tile with one, two and four chunks a shard; with four also with the gathered tensor kept."""
     devices = [rank.device for rank in group.ranks]
     rows = m // group.world
     shards = [torch.randn(1, rows, k, device=d, dtype=torch.bfloat16) for d in devices]
@@ -91,10 +91,13 @@ def all_gather_candidates(group: VirtualGroup, m: int, n: int, k: int) -> Candid
             sweep = max(1, min(SWEPT_ROWS, chunk) // sweep_rows)
             call = AllGatherMatmulCall(group, shards, [[w] for w in ws], entry.tile, chunk, sweep=sweep)
             yield f"{entry.tile} chunks={chunks}", call.enqueue
+        weights = [[w] for w in ws]
+        keeping = AllGatherMatmulCall(group, shards, weights, entry.tile, chunk, sweep=sweep, keep=True)
+        yield f"{entry.tile} chunks={chunks} kept", keeping.enqueue
 
 
 def reduce_scatter_candidates(group: VirtualGroup, m: int, n: int, k: int) -> Candidates:
-    """Every compiled tile with several ways to cut the chunks."""
+    """Every compiled tile with several ways to cut the chunks; with four cuts also stored by the kernel."""
     devices = [rank.device for rank in group.ranks]
     xs = [torch.randn(1, m, k, device=d, dtype=torch.bfloat16) for d in devices]
     ws = [torch.randn(n, k, device=d, dtype=torch.bfloat16).t() for d in devices]
@@ -114,6 +117,11 @@ def reduce_scatter_candidates(group: VirtualGroup, m: int, n: int, k: int) -> Ca
                     group, xs, ws, entry.tile, sweep=sweep, chunk_columns=-(-columns // cuts)
                 )
                 yield f"{entry.tile} sweep={sweep} cuts={cuts}", call.enqueue
+            cut = -(-columns // cuts)
+            stores = MatmulReduceScatterCall(
+                group, xs, ws, entry.tile, sweep=sweep, chunk_columns=cut, direction="store"
+            )
+            yield f"{entry.tile} sweep={sweep} cuts={cuts} store", stores.enqueue
 
 
 def main() -> None:
