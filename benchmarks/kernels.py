@@ -68,7 +68,7 @@ def cublas(group: VirtualGroup, xs: list[torch.Tensor], ws: list[torch.Tensor]) 
 
 
 def all_gather_candidates(group: VirtualGroup, m: int, n: int, k: int) -> Candidates:
-    """Every compiled tile with one, two and four chunks a shard; with four also with the gathered tensor kept."""
+    """Every compiled tile with one, two and four chunks a shard; with four also with the shards kept."""
     devices = [rank.device for rank in group.ranks]
     rows = m // group.world
     shards = [torch.randn(1, rows, k, device=d, dtype=torch.bfloat16) for d in devices]
