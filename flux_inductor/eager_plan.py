@@ -61,9 +61,9 @@ def _layout(weights: Sequence[Tensor]) -> Layout:
 def _plan(problem: Problem, group: str, device: str) -> str:
     options, _ = resolve()
     topology = Topology.parse(options.topology) if options.topology else topology_of(group, device)
-    return _cached_plan(problem, topology, options.strategy)
+    return _cached_plan(problem, topology, options.strategy, options.reserve)
 
 
 @lru_cache(maxsize=1024)
-def _cached_plan(problem: Problem, topology: Topology, mode: Mode) -> str:
-    return str(choose(problem, topology, mode).plan)
+def _cached_plan(problem: Problem, topology: Topology, mode: Mode, reserve: int | None) -> str:
+    return str(choose(problem, topology, mode, reserve=reserve).plan)

@@ -49,6 +49,8 @@ class Options:
         report: print the table of the graph's collectives, on the first rank, to stderr.
         topology: written topology, such as "cpu ranks=2 nodes=1 link=shm", for the groups of that many
             ranks; "" detects it.
+        reserve_multiprocessors: how many of a GPU's multiprocessors fused kernels leave to other
+            communication of the program; "auto" leaves some where the group is a part of all ranks.
 
     Raises:
         ValueError: a value of the wrong type or outside the valid ones.
@@ -58,11 +60,14 @@ class Options:
     strict: bool = False
     report: bool = False
     topology: str = ""
+    reserve_multiprocessors: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            expected = type(option.default)
             value = getattr(self, option.name)
+            expected = type(option.default)
+            if option.name == "reserve_multiprocessors" and value != "auto":
+                expected = int
             if type(value) is not expected:
                 raise ValueError(
                     f"option {option.name}={value!r} has type {type(value).__name__}, not "
@@ -74,6 +79,15 @@ class Options:
             from flux_inductor.planning.topology import Topology
 
             Topology.parse(self.topology)
+        if self.reserve is not None:
+            from flux_inductor.planning.strategy import check_reserve
+
+            check_reserve(self.reserve)
+
+    @property
+    def reserve(self) -> int | None:
+        """reserve_multiprocessors, None for "auto"."""
+        return None if self.reserve_multiprocessors == "auto" else self.reserve_multiprocessors
 
 
 _NAMES = tuple(option.name for option in fields(Options))
@@ -83,7 +97,11 @@ _in_context: ContextVar[Mapping[str, object]] = ContextVar("flux_inductor_option
 
 def describe_options() -> str:
     """All options with their values, for messages: 'strategy=auto|always|never, strict=True|False, ...'."""
-    values = {"strategy": "|".join(STRATEGIES), "topology": "<text>"}
+    values = {
+        "strategy": "|".join(STRATEGIES),
+        "topology": "<text>",
+        "reserve_multiprocessors": "auto|<count>",
+    }
     return ", ".join(f"{name}={values.get(name, 'True|False')}" for name in _NAMES)
 
 
@@ -151,6 +169,12 @@ def _from_environment() -> dict[str, Any]:
 
 
 def _parse(variable: str, text: str, name: str) -> object:
+    if name == "reserve_multiprocessors" and text != "auto":
+        if not (text.isascii() and text.isdecimal()):
+            raise ValueError(
+                f"{variable}={text!r} is neither 'auto' nor a count of multiprocessors such as 8"
+            )
+        return int(text)
     if not isinstance(getattr(Options, name), bool):
         return text
     if text.lower() not in _SWITCH:

@@ -110,7 +110,7 @@ def decide(problem: Problem, collective: Collective, device: str, setting: Setti
         topology = _topology(collective.group, problem.world, device, setting)
     except ValueError as error:
         return Reason("topology", str(error))
-    return choose(problem, topology, setting.options.strategy)
+    return choose(problem, topology, setting.options.strategy, reserve=setting.options.reserve)
 
 
 def _topology(group: str, world: int, device: str, setting: Setting) -> Topology:

@@ -99,7 +99,8 @@ class KernelModel:
         stall, pingpong_stall: share of a round's stores that the next round's products wait for.
         kept: rate of the stores of a gathered tensor that is kept, GB/s.
     Other communication
-        reserve: multiprocessors left to it, where there is any.
+        reserve: multiprocessors left to it, where there is any: a GEMM that fills the device holds them to
+            its end, and kernels of NCCL that start meanwhile would wait (rule R2).
     """
 
     multiprocessors: Quantity

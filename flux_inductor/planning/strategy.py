@@ -14,11 +14,11 @@ import sympy
 
 from flux_inductor.planning.cost import predict
 from flux_inductor.planning.fit import fitted
-from flux_inductor.planning.machine import MACHINES, MachineModel
+from flux_inductor.planning.machine import KERNEL, MACHINES, MachineModel
 from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, Plan, PlanTable, single
 from flux_inductor.planning.problem import Layout, Problem, Size
 from flux_inductor.planning.table import MOST_ROWS, SizesOfM, table_by_m
-from flux_inductor.planning.tiles import MENUS, kernel_limit
+from flux_inductor.planning.tiles import MENUS, MOST_RESERVE, kernel_limit
 from flux_inductor.planning.topology import Device, Topology
 
 Mode: TypeAlias = Literal["auto", "always", "never"]
@@ -74,6 +74,7 @@ def choose(
     topology: Topology,
     mode: Mode = "auto",
     *,
+    reserve: int | None = None,
     engines: Collection[Device] | None = None,
 ) -> Decision:
     """The fastest plan for `problem` among the ranks of `topology`.
@@ -85,18 +86,40 @@ def choose(
     Args:
         mode: "auto" fuses what is predicted faster by the machine's margin, "always" whatever is legal,
             "never" nothing.
+        reserve: multiprocessors that CUDA kernels leave to other communication; None: some where the topology
+            says that there is other communication.
         engines: devices on which an engine executes fused plans; None: those of this installation. On any
             other the decision is unfused and says so, whatever the mode: a fused op never runs on the
             reference engine unasked.
 
     Raises:
-        ValueError: an unknown mode.
+        ValueError: an unknown mode, or a `reserve` that leaves no room.
     """
     if mode not in MODES:
         raise ValueError(f"strategy {mode!r} is unknown; valid: {', '.join(MODES)}")
+    if reserve is not None:
+        check_reserve(reserve)
+    kept_free = reserve_of(topology) if reserve is None else reserve
+    if topology.device != "cuda":
+        kept_free = 0
     if engines is not None:
-        return _choose(problem, topology, mode, frozenset(engines), None)
-    return _choose(problem, topology, mode, frozenset(_engines), _variants.get(topology.device))
+        return _choose(problem, topology, mode, kept_free, frozenset(engines), None)
+    variants = _variants.get(topology.device)
+    return _choose(problem, topology, mode, kept_free, frozenset(_engines), variants)
+
+
+def reserve_of(topology: Topology) -> int:
+    """Multiprocessors that kernels leave to other communication, unless the user says otherwise."""
+    return int(KERNEL.reserve.value) if topology.shared else 0
+
+
+def check_reserve(reserve: int) -> None:
+    """ValueError for a number of multiprocessors that no kernel can leave alone."""
+    if not 0 <= reserve <= MOST_RESERVE:
+        raise ValueError(
+            f"reserve_multiprocessors={reserve} is out of range: a kernel can leave 0 to {MOST_RESERVE} of "
+            f"the device's {int(KERNEL.multiprocessors.value)} multiprocessors to other communication"
+        )
 
 
 def add_engine(device: Device, variants: Collection[Variant]) -> None:
@@ -115,6 +138,7 @@ def _choose(
     problem: Problem,
     topology: Topology,
     mode: Mode,
+    reserve: int,
     engines: frozenset[Device],
     variants: frozenset[Variant] | None,
 ) -> Decision:
@@ -128,7 +152,7 @@ def _choose(
         return Decision(single(UNFUSED), False, None, None, "unknown-size", reason)
     settled = _settle(problem)
     machine = MACHINES[topology.device]
-    plans = candidates(settled, topology.device)
+    plans = candidates(settled, topology.device, reserve)
     if settled.symbols:
         return _decide_by_m(settled, mode, machine, plans)
     return _decide(settled, mode, machine, plans)
@@ -186,10 +210,10 @@ def _settle(problem: Problem) -> Problem:
     return replace(problem, strips=strips, columns=columns, depth=known(problem.depth))
 
 
-def candidates(problem: Problem, device: Device) -> tuple[Plan, ...]:
+def candidates(problem: Problem, device: Device, reserve: int = 0) -> tuple[Plan, ...]:
     """Every fused plan that is legal for the problem; of those that the model finds equal, the best first."""
     plans = [
-        Plan("mesh", direction, chunk)
+        Plan("mesh", direction, chunk, reserve=reserve)
         for direction in DIRECTIONS[device, problem.kind]
         for chunk in _chunks(problem, device)[: 1 if direction == "store" else None]
     ]

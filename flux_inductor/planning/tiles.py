@@ -105,6 +105,10 @@ def at_once(tile: Tile, reserve: int = 0) -> int:
     return max(blocks // (tile.cluster_m * tile.cluster_n), 1)
 
 
+# Of a plan: one cluster must find room.
+MOST_RESERVE = int(KERNEL.multiprocessors.value) - 2
+
+
 def grid(tile: Tile, problem: Problem, columns: int) -> Grid:
     """The tiles of a product with `columns` columns. All sizes must be known."""
     strips, rows = problem.strips, problem.rows

@@ -4,6 +4,7 @@ A topology is plain data, the same on every rank of the group, and its text form
 
     cpu ranks=2 nodes=1 link=shm
     cuda ranks=16 nodes=2 numa=2 link=pcie
+    cuda ranks=2 nodes=1 link=nvlink shared=yes
 
 Detection from a process group is the runtime's business.
 """
@@ -31,6 +32,8 @@ class Topology:
         nodes: hosts, each with the same number of ranks.
         numa: NUMA domains of each node, each with the same number of ranks.
         link: what connects two ranks of one node.
+        shared: the ranks also communicate with ranks outside of the group, as beside data parallelism: their
+            devices must serve both at once.
     """
 
     device: Device
@@ -38,6 +41,7 @@ class Topology:
     nodes: int = 1
     numa: int = 1
     link: Link = "shm"
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in LINKS:
@@ -65,11 +69,12 @@ class Topology:
 
     def __str__(self) -> str:
         numa = f" numa={self.numa}" if self.numa != 1 else ""
-        return f"{self.device} ranks={self.ranks} nodes={self.nodes}{numa} link={self.link}"
+        shared = " shared=yes" if self.shared else ""
+        return f"{self.device} ranks={self.ranks} nodes={self.nodes}{numa} link={self.link}{shared}"
 
     @staticmethod
     def parse(text: str) -> Topology:
-        """Reads the text form. Order of the fields is free; `nodes` and `numa` are 1 when left out.
+        """Reads the text form. Fields may stand in any order; `nodes` and `numa` are 1 when left out.
 
         Raises:
             ValueError: names the wrong token and the valid ones.
@@ -83,16 +88,21 @@ class Topology:
         fields: dict[str, str] = {}
         for token in tokens:
             key, equals, value = token.partition("=")
-            if not equals or key not in (*_COUNTS, "link"):
+            if not equals or key not in (*_COUNTS, "link", "shared"):
                 valid = ", ".join(f"{name}=<count>" for name in _COUNTS)
-                raise ValueError(f"topology {text!r}: unknown token {token!r}; valid: {valid}, link=<link>")
+                raise ValueError(
+                    f"topology {text!r}: unknown token {token!r}; valid: {valid}, link=<link>, shared=yes"
+                )
             if key in fields:
                 raise ValueError(f"topology {text!r}: {key} is given twice")
             if key in _COUNTS and not (value.isascii() and value.isdecimal()):
                 raise ValueError(f"topology {text!r}: {token!r} must be a count, such as {key}=2")
+            if key == "shared" and value not in ("yes", "no"):
+                raise ValueError(f"topology {text!r}: {token!r} must be shared=yes or shared=no")
             fields[key] = value
         for key in ("ranks", "link"):
             if key not in fields:
                 raise ValueError(f"topology {text!r}: {key} is missing; write for example {_EXAMPLE}")
         counts = {key: int(fields[key]) for key in _COUNTS if key in fields}
-        return Topology(device, link=cast(Link, fields["link"]), **counts)
+        shared = fields.get("shared") == "yes"
+        return Topology(device, link=cast(Link, fields["link"]), shared=shared, **counts)

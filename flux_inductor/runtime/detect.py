@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from flux_inductor.planning.topology import Topology
 from flux_inductor.runtime import torch_private
-from flux_inductor.runtime.groups import process_group
+from flux_inductor.runtime.groups import process_group, state_of
 
 _HOST_KEY = "flux_inductor/host/{rank}"
 
@@ -30,8 +30,18 @@ def publish_host() -> None:
         torch_private.default_store().set(_HOST_KEY.format(rank=dist.get_rank()), host_identity())
 
 
+class _KnownTopologies:
+    """Those of one process group, by device. See `groups.GroupState`."""
+
+    def __init__(self, name: str, group: dist.ProcessGroup) -> None:
+        self.of: dict[str, Topology] = {}
+
+    def close(self) -> None:
+        self.of.clear()
+
+
 def topology_of(group: str, device: str) -> Topology:
-    """The topology of a process group. A fake group counts as one host.
+    """The topology of a process group, detected once. A fake group counts as one host.
 
     Args:
         group: the group's name.
@@ -41,7 +51,13 @@ def topology_of(group: str, device: str) -> Topology:
         ValueError: no such group, a device that has no engine, or nodes with unequal numbers of ranks.
         torch.distributed.DistStoreError: a rank has not published its host in time.
     """
-    pg = process_group(group)
+    known = state_of(group, _KnownTopologies).of
+    if device not in known:
+        known[device] = _detect(process_group(group), device)
+    return known[device]
+
+
+def _detect(pg: dist.ProcessGroup, device: str) -> Topology:
     # The default group has all ranks: who is outside of this group has other data, or other layers, and its
     # collectives with these ranks run beside ours.
     shared = pg.size() < dist.get_world_size()

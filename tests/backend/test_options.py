@@ -59,6 +59,8 @@ def test_contexts_nest_and_end() -> None:
         ("report", None),
         ("topology", 2),
         ("strategy", True),
+        ("reserve_multiprocessors", "8"),
+        ("reserve_multiprocessors", True),
     ],
 )
 def test_an_ill_typed_option_names_the_valid_ones(name: str, value: Any) -> None:
@@ -70,6 +72,27 @@ def test_an_ill_typed_option_names_the_valid_ones(name: str, value: Any) -> None
 def test_an_unknown_strategy_names_the_valid_ones() -> None:
     with pytest.raises(ValueError, match="'sometimes' is unknown; valid: auto, always, never"):
         resolve(given={"strategy": "sometimes"})
+
+
+@pytest.mark.parametrize(("value", "reserve"), [("auto", None), (0, 0), (8, 8)])
+def test_multiprocessors_may_be_reserved(value: Any, reserve: int | None) -> None:
+    assert resolve(given={"reserve_multiprocessors": value})[0].reserve == reserve
+
+
+@pytest.mark.parametrize(("text", "reserve"), [("auto", None), ("0", 0), ("12", 12)])
+def test_a_reserve_in_the_environment(
+    text: str, reserve: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS", text)
+    assert resolve()[0].reserve == reserve
+
+
+def test_a_bad_reserve_names_what_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="=132 is out of range: a kernel can leave 0 to 130"):
+        resolve(given={"reserve_multiprocessors": 132})
+    monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS", "some")
+    with pytest.raises(ValueError, match="RESERVE_MULTIPROCESSORS='some' is neither 'auto' nor a count"):
+        resolve()
 
 
 def test_a_written_topology_is_checked_at_once() -> None:

@@ -14,7 +14,7 @@ from flux_inductor.planning import strategy
 from flux_inductor.planning.cost import predict
 from flux_inductor.planning.machine import MACHINES
 from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, check_plan, parse_plan
-from flux_inductor.planning.problem import Kind, Problem
+from flux_inductor.planning.problem import Kind, Problem, Size
 from flux_inductor.planning.strategy import MODES, Decision, Mode, candidates, choose
 from flux_inductor.planning.table import MOST_ROWS, TOLERANCE
 from flux_inductor.planning.tiles import GRANULE
@@ -200,6 +200,35 @@ def test_a_gathered_tensor_that_is_kept_is_pushed_on_cuda() -> None:
     for keep in (False, True):
         problem = Problem("all_gather_matmul", 2, 1, 4096, (6144,), 12288, "bf16", return_gathered=keep)
         assert decide(problem, "cuda").plan.at(8192).direction == "push"
+
+
+@pytest.mark.parametrize("kind", ["all_gather_matmul", "matmul_reduce_scatter"])
+@pytest.mark.parametrize("rows", [4096, S])
+def test_multiprocessors_are_left_to_other_communication_where_there_is_any(kind: Kind, rows: Size) -> None:
+    problem = Problem(kind, 2, 1, rows, (8192,), 8192, "bf16")
+
+    def reserves(shared: bool, reserve: int | None = None) -> set[int]:
+        where = Topology("cuda", 2, link="nvlink", shared=shared)
+        decision = choose(problem, where, "always", reserve=reserve, engines=BOTH)
+        return {plan.reserve for _, plan in decision.plan.entries if plan.fused}
+
+    assert reserves(shared=False) == {0}
+    assert reserves(shared=True) == {8}
+    assert reserves(shared=True, reserve=0) == {0}
+    assert reserves(shared=False, reserve=20) == {20}
+
+
+def test_a_cpu_plan_reserves_nothing() -> None:
+    problem = Problem("all_gather_matmul", 2, 1, 512, (512,), 512, "fp32")
+    decision = choose(problem, Topology("cpu", 2, shared=True), "always", reserve=8)
+    assert [plan.reserve for _, plan in decision.plan.entries] == [0]
+
+
+@pytest.mark.parametrize("reserve", [-1, 131])
+def test_a_reserve_that_leaves_no_room_is_an_error(reserve: int) -> None:
+    problem = Problem("all_gather_matmul", 2, 1, 512, (512,), 512, "bf16")
+    with pytest.raises(ValueError, match=f"reserve_multiprocessors={reserve} is out of range.* 0 to 130 of"):
+        choose(problem, topology("cuda", 2), reserve=reserve, engines=BOTH)
 
 
 def test_an_unknown_mode_is_an_error_that_lists_the_modes() -> None:

@@ -12,9 +12,12 @@ few = st.integers(1, 8)
 links = st.sampled_from([("cpu", "shm"), ("cuda", "nvlink"), ("cuda", "pcie")])
 
 
-@given(few, few, few, links)
-def test_text_round_trips(per_domain: int, numa: int, nodes: int, link: tuple[str, str]) -> None:
-    topology = Topology(link[0], per_domain * numa * nodes, nodes, numa, link[1])  # type: ignore[arg-type]
+@given(few, few, few, links, st.booleans())
+def test_text_round_trips(
+    per_domain: int, numa: int, nodes: int, link: tuple[str, str], shared: bool
+) -> None:
+    ranks = per_domain * numa * nodes
+    topology = Topology(link[0], ranks, nodes, numa, link[1], shared)  # type: ignore[arg-type]
     assert Topology.parse(str(topology)) == topology
     assert topology.ranks_per_node == per_domain * numa
 
@@ -23,6 +26,10 @@ def test_texts() -> None:
     assert str(Topology("cpu", 2)) == "cpu ranks=2 nodes=1 link=shm"
     text = "cuda ranks=16 nodes=2 numa=2 link=pcie"
     assert str(Topology.parse(text)) == text
+    assert str(Topology("cuda", 2, link="nvlink", shared=True)) == (
+        "cuda ranks=2 nodes=1 link=nvlink shared=yes"
+    )
+    assert Topology.parse("cuda ranks=2 link=nvlink shared=no") == Topology("cuda", 2, link="nvlink")
     assert Topology.parse("cuda link=nvlink   ranks=8") == Topology("cuda", 8, link="nvlink")
 
 
@@ -39,6 +46,7 @@ def test_texts() -> None:
         ("cpu ranks=-2 link=shm", "'ranks=-2'", "ranks=2"),
         ("cpu ranks=0 link=shm", "ranks=0", "at least 1"),
         ("cpu ranks=2 ranks=3 link=shm", "ranks is given twice", "twice"),
+        ("cpu ranks=2 link=shm shared=maybe", "'shared=maybe'", "shared=yes or shared=no"),
         ("cpu ranks=2 link=shm fast", "'fast'", "valid: ranks=<count>, nodes=<count>, numa=<count>, link="),
         ("cuda ranks=6 nodes=4 link=pcie", "ranks=6", "every node must hold the same number"),
         ("cuda ranks=6 nodes=2 numa=2 link=pcie", "numa=2", "every NUMA domain must hold the same number"),

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from benchmarks import stress
 from flux_inductor.planning.plan import UNFUSED, Plan
@@ -78,6 +79,8 @@ def topologies(rank: int, world: int) -> None:
     assert str(topology_of("0", "cpu")) == f"cpu ranks={world} nodes=1 link=shm"
     with pytest.raises(ValueError, match="no engine for device 'mps'"):
         topology_of("0", "mps")
+    alone, _ = dist.new_subgroups(1)
+    assert str(topology_of(name_of(alone), "cpu")) == "cpu ranks=1 nodes=1 link=shm shared=yes"
     assert name_of(None) == "0"
     with pytest.raises(ValueError, match="not in the group"):
         name_of(-100)  # type: ignore[arg-type]  # what torch returns to ranks outside a new group

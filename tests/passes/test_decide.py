@@ -1,0 +1,52 @@
+"""What the passes ask of the strategy: topology and options reach it."""
+
+from __future__ import annotations
+
+import pytest
+from torch.fx import Graph
+
+from flux_inductor import eager_plan
+from flux_inductor.options import Options
+from flux_inductor.passes.collectives import Collective
+from flux_inductor.passes.decide import Setting, decide
+from flux_inductor.planning import strategy
+from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.strategy import Decision
+from flux_inductor.planning.topology import Topology
+
+PROBLEM = Problem("all_gather_matmul", 2, 1, 4096, (6144,), 12288, "bf16")
+
+
+@pytest.fixture(autouse=True)
+def cuda_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "_engines", {"cpu", "cuda"})
+    monkeypatch.setattr(strategy, "_variants", {})
+
+
+def detected(group: str, device: str) -> Topology:
+    return Topology("cuda", 2, link="nvlink", shared=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "reserve"),
+    [
+        (Options(), 8),
+        (Options(topology="cuda ranks=2 link=nvlink"), 0),
+        (Options(topology="cuda ranks=4 link=nvlink"), 8),
+        (Options(reserve_multiprocessors=0), 0),
+        (Options(reserve_multiprocessors=16), 16),
+    ],
+)
+def test_a_group_beside_others_leaves_multiprocessors_to_them(options: Options, reserve: int) -> None:
+    collective = Collective(Graph().placeholder("x"), "all_gather", "tp", 2)
+    decision = decide(PROBLEM, collective, "cuda", Setting(options, detected))
+    assert isinstance(decision, Decision)
+    plan = decision.plan.at(8192)
+    assert (plan.fused, plan.reserve) == (True, reserve)
+
+
+def test_ops_called_by_name_leave_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager_plan, "topology_of", detected)
+    assert "reserve=8" in eager_plan._plan(PROBLEM, "tp", "cuda")
+    monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS", "0")
+    assert "reserve" not in eager_plan._plan(PROBLEM, "tp", "cuda")
