@@ -10,17 +10,41 @@
 
 namespace flux_inductor::cuda {
 
+// The epilogue by the number of its buffers for stores.
 template <class Config, ElementType type, WeightLayout layout>
-struct MatmulReduceScatterTraits {
+struct ScatterEpilogues {
   using Element = ElementOf<type>;
   using Finish =
       cutlass::epilogue::fusion::LinCombPerColBias<Element, float, Element, Element, float>;
-  using PlainEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+  using Plain = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Config::Shape,
       typename Config::Cluster, cutlass::epilogue::collective::EpilogueTileAuto, float, float,
       Element, RowStride, 8, Element, RowStride, 8, typename Config::EpilogueSchedule,
       Finish>::CollectiveOp;
-  using Epilogue = ScatterEpilogue<typename SeparateSourceBuffers<PlainEpilogue>::type>;
+  static constexpr int kSubtiles = Plain::get_store_pipe_increment(typename Config::Shape{});
+
+  template <int store_stages>
+  using With = ScatterEpilogue<typename SeparateBuffers<Plain, store_stages>::type>;
+  template <int store_stages>
+  static constexpr int kMainloopStages =
+      Mainloop<Config, type, layout, With<store_stages>>::DispatchPolicy::Stages;
+};
+
+// Room for a whole tile if that costs the mainloop no stage: what is still on its way to a peer
+// then need not hold up the epilogue. Anything between cost 256x192 more registers than it has.
+template <class Epilogues>
+constexpr int store_stages() {
+  constexpr int kWholeTile = Epilogues::kSubtiles;
+  constexpr bool kFree =
+      Epilogues::template kMainloopStages<kWholeTile> == Epilogues::template kMainloopStages<2>;
+  return kFree ? kWholeTile : 2;
+}
+
+template <class Config, ElementType type, WeightLayout layout>
+struct MatmulReduceScatterTraits {
+  using Element = ElementOf<type>;
+  using Epilogues = ScatterEpilogues<Config, type, layout>;
+  using Epilogue = typename Epilogues::template With<store_stages<Epilogues>()>;
   // The pingpong kernel advances each warpgroup's state of the source pipeline by one source for
   // every tile of the other warpgroup. Our tiles have none or several, so that the states count
   // wrong. But a state is used as stage and phase alone, which come back after 2 * StagesC

@@ -15,9 +15,11 @@
 // The counter can be raised when the tile's stores are complete, which takes a microsecond or two
 // after the last one is issued. The cooperative kernel does not wait for that, since its tensor
 // cores would idle: the next tile's epilogue raises the counter, before that tile waits for
-// anything (rule R1). But where parts have few waves of tiles, the last tiles of the peers' parts
-// are urgent, since a delay of theirs is soon a delay of the own part, in which the peers are at
-// the same place one part later; there it waits at once. So does the pingpong kernel always, in
+// anything (rule R1). But where parts have few waves of tiles and chunks are still to be copied,
+// the last tiles of the peers' parts are urgent, since a delay of theirs is soon a delay of the own
+// part, in which the peers are at the same place one part later; there it waits at once. Stores to
+// a peer are never urgent: all blocks store together, so that they take tens of microseconds, which
+// the next tile hides; the signal itself takes two. The pingpong kernel always waits at once, in
 // store_tail(): its other warpgroup multiplies meanwhile, and may be the one that waits for
 // partials next.
 //
@@ -40,13 +42,17 @@ namespace flux_inductor::cuda {
 
 // CollectiveBuilder lets D reuse C's shared memory. Here not every tile has a C, so that they must
 // be apart.
-template <class Collective>
-struct SeparateSourceBuffers;
-template <int StagesC, int StagesD, int Fragment, bool Reuse, bool Delay, class... Rest>
-struct SeparateSourceBuffers<cutlass::epilogue::collective::CollectiveEpilogue<
-    cutlass::epilogue::Sm90TmaWarpSpecialized<StagesC, StagesD, Fragment, Reuse, Delay>, Rest...>> {
+template <class Collective, int StoreStages>
+struct SeparateBuffers;
+template <int StagesC, int StagesD, int Fragment, bool Reuse, bool Delay, class... Rest,
+          int StoreStages>
+struct SeparateBuffers<
+    cutlass::epilogue::collective::CollectiveEpilogue<
+        cutlass::epilogue::Sm90TmaWarpSpecialized<StagesC, StagesD, Fragment, Reuse, Delay>,
+        Rest...>,
+    StoreStages> {
   using type = cutlass::epilogue::collective::CollectiveEpilogue<
-      cutlass::epilogue::Sm90TmaWarpSpecialized<2, 2, Fragment, false, false>, Rest...>;
+      cutlass::epilogue::Sm90TmaWarpSpecialized<2, StoreStages, Fragment, false, false>, Rest...>;
 };
 
 template <class Base_>
@@ -218,7 +224,7 @@ class ScatterEpilogue : public Base_ {
       real = m < order.m_tiles() && n < order.n_tiles();
       chunk = params.chunks.chunk_of(order, strip, m, n);
       int wave = order.cluster_column(gridDim.y);  // clusters at work
-      urgent = order.clusters_per_part() <= kFewWaves * wave &&
+      urgent = params.delivered[part] == nullptr && order.clusters_per_part() <= kFewWaves * wave &&
                order.index_of(part, strip, m, n) + kUrgentWaves * wave >=
                    order.clusters() - order.clusters_per_part();
     }
