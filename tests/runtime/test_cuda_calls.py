@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flux_inductor import ops  # noqa: F401  (registers the ops)
-from flux_inductor.runtime import bound, cuda, cuda_group, engine
+from flux_inductor.runtime import bound, cuda, cuda_group, detect, engine
 from flux_inductor.runtime.bound import BoundCalls, GatherRun
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_operands import row_stride, weight_strides
+from flux_inductor.runtime.detect import topology_of
 from flux_inductor.runtime.errors import DeadGroupError, PeerTimeoutError
 from flux_inductor.runtime.groups import state_of
 from tests.runtime.cuda_stub import WORLD, StubGroup, make_group, stubbed
@@ -180,6 +181,16 @@ def test_remembered_calls_go_with_their_group() -> None:
     gather(x, [weight], [])
     assert StubGroup.made == made + 1
     assert state_of(GROUP, StubGroup) is not first
+
+
+def test_a_topology_is_detected_once_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = topology_of(GROUP, "cpu")
+    monkeypatch.setattr(detect, "_detect", lambda group, device: pytest.fail("detected twice"))
+    assert topology_of(GROUP, "cpu") is known
+    monkeypatch.undo()
+    dist.destroy_process_group()
+    make_group()
+    assert topology_of(GROUP, "cpu") is not known
 
 
 def test_after_a_failed_wait_nothing_touches_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
