@@ -59,8 +59,8 @@ def op_us(problem: Problem, plan: Plan) -> float:
         return max(time, _least_us(problem, chunks))
     cut = _tiles_of_chunks(grids[0], plan)
     tile_bytes = problem.itemsize * tile.m * tile.n * tile.cluster_m * tile.cluster_n
-    # Each peer's partial is loaded and added.
-    addition = (problem.world - 1) * KERNEL.addition.value * tile.m * tile.n / (128 * 256)
+    partials = KERNEL.addition.value + (problem.world - 2) * KERNEL.partial.value
+    addition = partials * tile.m * tile.n / (128 * 256)
     if plan.direction == "store":
         time = store_us(rounds[0], cut, tile_bytes, addition, pingpong=tile.pingpong)
         return max(time, _least_us(problem, 0))

@@ -43,6 +43,7 @@ class MachineModel:
             1 when transfers use the cores that multiply, near 0 when an engine of their own does them.
     The decision
         margin: least predicted gain, as a share of the unfused time, for which fusing is chosen.
+        least_gain: and in us: of small ops little more is known than that they are small.
         granule: rows (or columns) that a chunk should be a multiple of.
     """
 
@@ -67,6 +68,7 @@ class MachineModel:
     copy: Quantity
     interference: Quantity
     margin: Quantity
+    least_gain: Quantity
     granule: Quantity
 
     def __str__(self) -> str:
@@ -85,6 +87,7 @@ class KernelModel:
         handover: between the two warpgroups of a pingpong tile, us.
         epilogue: stores and counters of a cooperative tile of 128 x 256 of a reduce_scatter, us.
         addition: from a peer's partial of such a tile to the stored sum, us.
+        partial: what each further peer's adds to it, us.
     A call
         launch: from the stream's turn to the first tile's first product, and the last tile's way out, us.
         fork: of a copy stream, and its join, us.
@@ -110,6 +113,7 @@ class KernelModel:
     handover: Quantity
     epilogue: Quantity
     addition: Quantity
+    partial: Quantity
     launch: Quantity
     fork: Quantity
     host: Quantity
@@ -161,6 +165,7 @@ CPU = MachineModel(
     copy=Quantity(8, "GB/s", "as push, and it adds or strides"),
     interference=Quantity(1.0, "", "no core is free for the transfer thread"),
     margin=Quantity(0.07, "", "leaves alone what a loaded machine was seen to run slower"),
+    least_gain=Quantity(0, "us", "the margin says it all"),
     granule=Quantity(16, "rows", "a matmul of fewer rows runs at half its rate"),
 )
 
@@ -186,6 +191,7 @@ CUDA = MachineModel(
     copy=Quantity(1600, "GB/s", "device-to-device copy, reads and writes"),
     interference=Quantity(0.03, "", f"a large GEMM beside a 128 MB copy: 0 to 7 %, {_H200}"),
     margin=Quantity(0.03, "", "noise of a benchmark"),
+    least_gain=Quantity(15, "us", f"error of the unfused prediction, M = 64, {_H200}"),
     granule=Quantity(128, "rows", "rows of a common tile"),
 )
 
@@ -201,6 +207,7 @@ KERNEL = KernelModel(
     handover=Quantity(1.0, "us", _ALONE),
     epilogue=Quantity(4.2, "us", _ALONE),
     addition=Quantity(7.0, "us", _FUSED),
+    partial=Quantity(2.2, "us", "estimate, to be measured: 64 KB at a share of the memory's rate"),
     launch=Quantity(8.3, "us", _ALONE),
     fork=Quantity(1.2, "us", _FUSED),
     host=Quantity(40, "us", _ESTIMATE),

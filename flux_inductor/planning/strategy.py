@@ -251,14 +251,24 @@ def _figures(fused_us: float, unfused_us: float) -> str:
     return f"predicted {fused_us:.0f} us fused against {unfused_us:.0f} us unfused"
 
 
+def worth_us(unfused_us: float, machine: MachineModel) -> float:
+    """The longest predicted time for which a fused op is chosen."""
+    return unfused_us - max(machine.margin.value * unfused_us, machine.least_gain.value)
+
+
+def _asked(machine: MachineModel) -> str:
+    least = f" and {machine.least_gain.value:.0f} us" if machine.least_gain.value else ""
+    return f"a gain of {machine.margin.value:.0%}{least} or more"
+
+
 def _decide(problem: Problem, mode: Mode, machine: MachineModel, fused: tuple[Plan, ...]) -> Decision:
     fused_us, plan = _fastest(problem, fused, machine)
     unfused_us = predict(problem, UNFUSED, machine)
     figures = _figures(fused_us, unfused_us)
     if mode == "always":
         return Decision(single(plan), True, fused_us, unfused_us, "", f"strategy is 'always'; {figures}")
-    if fused_us > (1 - machine.margin.value) * unfused_us:
-        reason = f"{figures}; a gain of {machine.margin.value:.0%} or more is asked for"
+    if fused_us > worth_us(unfused_us, machine):
+        reason = f"{figures}; {_asked(machine)} is asked for"
         return Decision(single(UNFUSED), False, fused_us, unfused_us, "not-profitable", reason)
     return Decision(single(plan), True, fused_us, unfused_us, "", figures)
 
@@ -269,15 +279,15 @@ def _decide_by_m(problem: Problem, mode: Mode, machine: MachineModel, fused: tup
     plans = fused if mode == "always" else (UNFUSED, *fused)
 
     def time(concrete: Problem, plan: Plan) -> float:
-        handicap = 1 if plan.fused else 1 - machine.margin.value
-        return float(predict(concrete, plan, machine) * handicap)
+        predicted = float(predict(concrete, plan, machine))
+        return predicted if plan.fused or mode == "always" else worth_us(predicted, machine)
 
     table = table_by_m(sizes, plans, time)
     told = sizes.problem(_number_to_tell(sizes, table))
     fused_us, unfused_us = _fastest(told, fused, machine)[0], predict(told, UNFUSED, machine)
     figures = f"at M={told.m}: {_figures(fused_us, unfused_us)}"
     if not table.fused:
-        reason = f"no M up to {MOST_ROWS} gains {machine.margin.value:.0%} or more; {figures}"
+        reason = f"no M up to {MOST_ROWS} has {_asked(machine)}; {figures}"
         return Decision(table, False, fused_us, unfused_us, "not-profitable", reason)
     asked = "strategy is 'always'" if mode == "always" else "by ranges of M"
     return Decision(table, True, fused_us, unfused_us, "", f"{asked}; {figures}")

@@ -38,9 +38,9 @@ class SizesOfM:
 def table_by_m(sizes: SizesOfM, plans: Sequence[Plan], time: Callable[[Problem, Plan], float]) -> PlanTable:
     """The plans by ranges of M.
 
-    Doubles the size until the plan in force no longer holds, and bisects for the size where that begins.
-    A plan that loses and wins again between a size and its double goes unseen; the model's times are
-    smooth but for the rounding of chunk counts, so that costs little.
+    Tries powers of two, and the sizes one above them, where new rows of tiles begin, until the plan in force
+    no longer holds; then bisects for the size where that begins. A plan that loses and wins again in between
+    goes unseen, such as one row into a third row of tiles: that costs up to a fifth there.
     """
 
     def least(number: int) -> tuple[float, Plan]:
@@ -53,7 +53,8 @@ def table_by_m(sizes: SizesOfM, plans: Sequence[Plan], time: Callable[[Problem, 
     entries: list[tuple[int | None, Plan]] = []
     number, plan = 1, least(1)[1]
     while number < sizes.count:
-        probe = min(2 * number, sizes.count)
+        above_power = number > 1 and number & (number - 1) == 0
+        probe = min(number + 1 if above_power else 1 << number.bit_length(), sizes.count)
         if holds(plan, probe):
             number = probe
             continue
