@@ -223,6 +223,23 @@ def test_multiprocessors_are_left_to_other_communication_where_there_is_any(kind
     assert reserves(shared=False, reserve=20) == {20}
 
 
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("depth", [4096, 8192])
+@pytest.mark.parametrize("m", [8, 16, 64, 128, 256])
+def test_decode_is_left_unfused_on_cuda(m: int, depth: int, world: int) -> None:
+    """Llama 8B and 70B: one token of each of a few sequences."""
+    width = {4096: 14336, 8192: 28672}[depth]
+    pairs: list[tuple[Kind, int, int]] = [
+        ("all_gather_matmul", 2 * width // world, depth),
+        ("all_gather_matmul", (depth + 2048) // world, depth),
+        ("matmul_reduce_scatter", depth, width // world),
+        ("matmul_reduce_scatter", depth, depth // world),
+    ]
+    for kind, n, k in pairs:
+        problem = Problem(kind, world, 1, m // world, (n,), k, "bf16")
+        assert not decide(problem, "cuda").fused, problem
+
+
 def test_a_cpu_plan_reserves_nothing() -> None:
     problem = Problem("all_gather_matmul", 2, 1, 512, (512,), 512, "fp32")
     decision = choose(problem, Topology("cpu", 2, shared=True), "always", reserve=8)
