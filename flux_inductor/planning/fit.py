@@ -80,7 +80,7 @@ def _least_us(problem: Problem, chunks: int) -> float:
 
 def _tiles_of_chunks(tiles: Grid, plan: Plan) -> list[int]:
     """Clusters in each chunk of a part, in the kernel's order."""
-    step = plan.width // (tiles.tile.n * tiles.tile.cluster_n)
+    step = -(-plan.width // (tiles.tile.n * tiles.tile.cluster_n))  # a width that was given may be any
     heights = [min(plan.sweep, tiles.rows - row) for row in range(0, tiles.rows, plan.sweep)]
     widths = [min(step, tiles.columns - column) for column in range(0, tiles.columns, step)]
     return [height * width for height in heights for width in widths]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +89,18 @@ def test_what_a_kernel_stores_has_about_one_signal_a_round() -> None:
     chunks = -(-4096 // plan.chunk) * -(-12288 // plan.width)
     rounds = tiles.rows * tiles.columns / at_once(tile)
     assert rounds / 2 <= chunks <= 2 * rounds
+
+
+@pytest.mark.parametrize("direction", ["push", "store"])
+@pytest.mark.parametrize("width", [8, 100, 1 << 20])
+def test_any_width_may_be_given(direction: Direction, width: int) -> None:
+    """A width below a tile's counts as one column of tiles, which is how the engine reads it."""
+    problem = Problem("matmul_reduce_scatter", 2, 1, 4096, (12288,), 6144, "bf16")
+    plan = fitted(problem, Plan("mesh", direction, 512, width=width), MENU)
+    tile = Tile.parse(plan.tile)
+    whole = replace(plan, width=max(tile.n, -(-width // tile.n) * tile.n))
+    assert plan.width == width
+    assert op_us(problem, plan) == op_us(problem, whole)
 
 
 def test_multiprocessors_left_to_others_hold_no_tiles() -> None:
