@@ -105,8 +105,9 @@ def at_once(tile: Tile, reserve: int = 0) -> int:
     return max(blocks // (tile.cluster_m * tile.cluster_n), 1)
 
 
-# Of a plan: one cluster must find room.
-MOST_RESERVE = int(KERNEL.multiprocessors.value) - 2
+# Of a plan: who wants more for other communication is better off unfused. The engine holds plans to the same
+# share of the device that it finds.
+MOST_RESERVE = int(KERNEL.multiprocessors.value) // 2
 
 
 def grid(tile: Tile, problem: Problem, columns: int) -> Grid:

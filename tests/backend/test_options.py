@@ -88,8 +88,8 @@ def test_a_reserve_in_the_environment(
 
 
 def test_a_bad_reserve_names_what_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="=132 is out of range: a kernel can leave 0 to 130"):
-        resolve(given={"reserve_multiprocessors": 132})
+    with pytest.raises(ValueError, match="=67 is out of range: a kernel can leave 0 to 66 of"):
+        resolve(given={"reserve_multiprocessors": 67})
     monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS", "some")
     with pytest.raises(ValueError, match="RESERVE_MULTIPROCESSORS='some' is neither 'auto' nor a count"):
         resolve()

@@ -246,10 +246,10 @@ def test_a_cpu_plan_reserves_nothing() -> None:
     assert [plan.reserve for _, plan in decision.plan.entries] == [0]
 
 
-@pytest.mark.parametrize("reserve", [-1, 131])
+@pytest.mark.parametrize("reserve", [-1, 67])
 def test_a_reserve_that_leaves_no_room_is_an_error(reserve: int) -> None:
     problem = Problem("all_gather_matmul", 2, 1, 512, (512,), 512, "bf16")
-    with pytest.raises(ValueError, match=f"reserve_multiprocessors={reserve} is out of range.* 0 to 130 of"):
+    with pytest.raises(ValueError, match=f"reserve_multiprocessors={reserve} is out of range.* 0 to 66 of"):
         choose(problem, topology("cuda", 2), reserve=reserve, engines=BOTH)
 
 
