@@ -10,7 +10,23 @@
 
 namespace flux_inductor::cuda {
 
-// The epilogue by the number of its buffers for stores.
+// CollectiveBuilder lets D reuse C's shared memory. Here not every tile has a C, so that they must
+// be apart.
+template <class Collective, int SourceStages, int StoreStages>
+struct SeparateBuffers;
+template <int StagesC, int StagesD, int Fragment, bool Reuse, bool Delay, class... Rest,
+          int SourceStages, int StoreStages>
+struct SeparateBuffers<
+    cutlass::epilogue::collective::CollectiveEpilogue<
+        cutlass::epilogue::Sm90TmaWarpSpecialized<StagesC, StagesD, Fragment, Reuse, Delay>,
+        Rest...>,
+    SourceStages, StoreStages> {
+  using type = cutlass::epilogue::collective::CollectiveEpilogue<
+      cutlass::epilogue::Sm90TmaWarpSpecialized<SourceStages, StoreStages, Fragment, false, false>,
+      Rest...>;
+};
+
+// The epilogue by the numbers of its buffers for sources and for stores.
 template <class Config, ElementType type, WeightLayout layout>
 struct ScatterEpilogues {
   using Element = ElementOf<type>;
@@ -23,28 +39,29 @@ struct ScatterEpilogues {
       Finish>::CollectiveOp;
   static constexpr int kSubtiles = Plain::get_store_pipe_increment(typename Config::Shape{});
 
-  template <int store_stages>
-  using With = ScatterEpilogue<typename SeparateBuffers<Plain, store_stages>::type>;
-  template <int store_stages>
-  static constexpr int kMainloopStages =
-      Mainloop<Config, type, layout, With<store_stages>>::DispatchPolicy::Stages;
-};
+  template <int source_stages, int store_stages>
+  using With = ScatterEpilogue<typename SeparateBuffers<Plain, source_stages, store_stages>::type,
+                               Config::tile.pingpong>;
 
-// Room for a whole tile if that costs the mainloop no stage: what is still on its way to a peer
-// then need not hold up the epilogue. Anything between cost 256x192 more registers than it has.
-template <class Epilogues>
-constexpr int store_stages() {
-  constexpr int kWholeTile = Epilogues::kSubtiles;
-  constexpr bool kFree =
-      Epilogues::template kMainloopStages<kWholeTile> == Epilogues::template kMainloopStages<2>;
-  return kFree ? kWholeTile : 2;
-}
+  // Whether so many cost the mainloop no stage.
+  template <int source_stages, int store_stages>
+  static constexpr bool kFree =
+      Mainloop<Config, type, layout, With<source_stages, store_stages>>::DispatchPolicy::Stages ==
+      Mainloop<Config, type, layout, With<2, 2>>::DispatchPolicy::Stages;
+  // Room for a whole tile: what is still on its way to a peer then need not hold up the epilogue.
+  // Anything between costs 256x192 more registers than it has.
+  static constexpr int kStoreStages = kFree<2, kSubtiles> ? kSubtiles : 2;
+  // Two hold up the epilogue of an own tile by a fifth. A pingpong kernel's sources must be whole
+  // turns of them.
+  static constexpr int kSourceStages =
+      kFree<4, kStoreStages> && (!Config::tile.pingpong || kSubtiles % 8 == 0) ? 4 : 2;
+  using Fitting = With<kSourceStages, kStoreStages>;
+};
 
 template <class Config, ElementType type, WeightLayout layout>
 struct MatmulReduceScatterTraits {
   using Element = ElementOf<type>;
-  using Epilogues = ScatterEpilogues<Config, type, layout>;
-  using Epilogue = typename Epilogues::template With<store_stages<Epilogues>()>;
+  using Epilogue = typename ScatterEpilogues<Config, type, layout>::Fitting;
   // The pingpong kernel advances each warpgroup's state of the source pipeline by one source for
   // every tile of the other warpgroup. Our tiles have none or several, so that the states count
   // wrong. But a state is used as stage and phase alone, which come back after 2 * StagesC
@@ -66,6 +83,9 @@ struct MatmulReduceScatterTraits {
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>,
                                            Mainloop<Config, type, layout, Epilogue>, Epilogue,
                                            ClaimingTileScheduler<Config::tile.pingpong ? 2 : 1>>;
+  static_assert(Kernel::SharedStorageSize <=
+                    cutlass::gemm::collective::detail::sm90_smem_capacity_bytes,
+                "the mainloop's operands are aligned to more than its carve-out counts");
 
   static void launch(MatmulReduceScatter const& p, cudaStream_t stream) {
     typename Kernel::Arguments arguments{};

@@ -12,50 +12,45 @@
 // last source are added to the accumulator first, one after another in a fixed order; everything is
 // fp32 until the one rounding at the end.
 //
-// The counter can be raised when the tile's stores are complete, which takes a microsecond or two
-// after the last one is issued. The cooperative kernel does not wait for that, since its tensor
-// cores would idle: the next tile's epilogue raises the counter, before that tile waits for
-// anything (rule R1). But where parts have few waves of tiles and chunks are still to be copied,
-// the last tiles of the peers' parts are urgent, since a delay of theirs is soon a delay of the own
-// part, in which the peers are at the same place one part later; there it waits at once. Stores to
-// a peer are never urgent: all blocks store together, so that they take tens of microseconds, which
-// the next tile hides; the signal itself takes two. The pingpong kernel always waits at once, in
-// store_tail(): its other warpgroup multiplies meanwhile, and may be the one that waits for
-// partials next.
+// The counter can be raised when the tile's stores are complete, a microsecond or two after the
+// last one is issued, and only the thread that issued them can tell. Raising it takes one or two
+// more, for its fence. Neither may keep the tensor cores idle. So in the cooperative kernel that
+// thread looks when the next tile is multiplied (they are complete by then) and hands over the
+// number of tiles whose stores are, in shared memory; the producer warp raises the counter. Only
+// the stores of urgent tiles (scattered_tile.cuh) does the thread wait for at once. In the pingpong
+// kernel the thread waits and raises in store_tail(), since the other warpgroup multiplies
+// meanwhile, and may be the one that waits for partials next.
+//
+// Rule R1: nobody waits for partials while the block owes a counter. The producer warp of the
+// cooperative kernel settles tile j in load(j + 1), so that it never owes more than one. It waits
+// for the number there, which needs the multiplying warps of its cluster to reach the start of
+// store(j + 1), or store_tail(), and nothing else: the claims of both tiles are taken up, the
+// mainloop's own producers load tile j + 1, and the sources of tile j, of a peer's part and hence
+// the addend alone, were loaded in load(j) before. Of tile j + 1 it has loaded at most the addend
+// by then, or partials that it found there without waiting; those need the start of store(j + 1),
+// too, where the number is handed over before any source is waited for.
 //
 // A signal that the kernel raises stands for stores of many blocks. For each of them: its bulk
 // stores are complete and visible to the thread that waited for them; that thread releases by
+// handing over the number, which the one that raises the counter acquires; that one releases by
 // adding to the counter; the thread that adds last acquires from all of them, since additions to
 // one word form one chain, and releases to the peer. Causality is transitive over links whose
-// scopes hold both of their ends: the GPU for the counter, which its threads alone look at, and the
-// system for the signal. So the peer that acquires the signal sees all of the stores, and its TMA
-// does after fence_generic_to_async().
+// scopes hold both of their ends: the block for the number, the GPU for the counter, which its
+// threads alone look at, and the system for the signal. So the peer that acquires the signal sees
+// all of the stores, and its TMA does after fence_generic_to_async(). Where a copy engine waits for
+// the counter, that one's scope is the system, too, since the engine is no thread of the GPU.
 #pragma once
 
+#include "add_source.cuh"
 #include "cute/tensor.hpp"
 #include "cutlass/epilogue/collective/collective_epilogue.hpp"
 #include "matmul_reduce_scatter.h"
-#include "scatter_chunks.h"
+#include "scattered_tile.cuh"
 #include "signals.cuh"
 
 namespace flux_inductor::cuda {
 
-// CollectiveBuilder lets D reuse C's shared memory. Here not every tile has a C, so that they must
-// be apart.
-template <class Collective, int StoreStages>
-struct SeparateBuffers;
-template <int StagesC, int StagesD, int Fragment, bool Reuse, bool Delay, class... Rest,
-          int StoreStages>
-struct SeparateBuffers<
-    cutlass::epilogue::collective::CollectiveEpilogue<
-        cutlass::epilogue::Sm90TmaWarpSpecialized<StagesC, StagesD, Fragment, Reuse, Delay>,
-        Rest...>,
-    StoreStages> {
-  using type = cutlass::epilogue::collective::CollectiveEpilogue<
-      cutlass::epilogue::Sm90TmaWarpSpecialized<2, StoreStages, Fragment, false, false>, Rest...>;
-};
-
-template <class Base_>
+template <class Base_, bool Pingpong>
 class ScatterEpilogue : public Base_ {
  public:
   using Base = Base_;
@@ -66,7 +61,16 @@ class ScatterEpilogue : public Base_ {
   using typename Base::LoadPipelineState;
   using typename Base::StorePipeline;
   using typename Base::StorePipelineState;
-  using typename Base::TensorStorage;
+
+  struct TensorStorage : Base::TensorStorage {
+    // The block's tiles of peers whose stores are complete. Of cooperative kernels, and written by
+    // their storing warp alone.
+    alignas(16) uint32_t stored;
+  };
+  struct SharedStorage {  // what the mainloop must leave room for
+    TensorStorage tensors;
+    typename Base::PipelineStorage pipeline;
+  };
 
   // What host and device share.
   struct Common {
@@ -141,8 +145,17 @@ class ScatterEpilogue : public Base_ {
     Base::prefetch_tma_descriptors(params.part[params.rank]);
   }
 
+  // All threads construct one before the cluster's first barrier, whose arrival releases nothing by
+  // itself; the storing one does again behind it, before it stores its first tile.
   CUTLASS_DEVICE ScatterEpilogue(Params const& params, TensorStorage& storage)
-      : Base(params.part[params.rank], storage), params_(params) {}
+      : Base(params.part[params.rank], storage),
+        params_(params),
+        stored_(cute::cast_smem_ptr_to_uint(&storage.stored)) {
+    if (!Pingpong && threadIdx.x == kStoringThread) {
+      *const_cast<uint32_t volatile*>(&storage.stored) = 0;
+      __threadfence_block();
+    }
+  }
 
   CUTLASS_DEVICE bool is_producer_load_needed() const { return true; }
 
@@ -158,13 +171,28 @@ class ScatterEpilogue : public Base_ {
       state = epilogue.load(pipeline, state, shape, tile_shape, cute::make_coord(m, n, k, block),
                             mma, thread, storage, subtile);
     };
+    // An urgent tile's stores are complete before the next one is multiplied. The others' are known
+    // to be only after that, and the addend should be there by then.
+    if (is_urgent(pending_)) settle();
     if (params_.has_addend) load_source(params_.addend, cute::get<3>(coord));
-    if (tile.part != params_.rank) return state;
-    wait_for_partials(tile);
-    for (int distance = 1; distance < params_.order.parts(); ++distance) {
-      load_source(params_.partial[peer_at(distance)], tile.strip);
+    if (tile.part == params_.rank) {
+      if (pending_ != kNothing && !partials_are_there(tile)) settle();
+      wait_for_partials(tile);
+      for (int distance = 1; distance < params_.order.parts(); ++distance) {
+        load_source(params_.partial[peer_at(distance)], tile.strip);
+      }
+    }
+    settle();
+    if (!Pingpong && tile.counts) {
+      pending_ = pending(tile);
+      ++counted_;
     }
     return state;
+  }
+
+  CUTLASS_DEVICE LoadPipelineState load_tail(LoadPipeline pipeline, LoadPipelineState state) {
+    settle();
+    return Base::load_tail(pipeline, state);
   }
 
   template <class ProblemShape, class TileShape, class TileCoord, class Engine, class Layout,
@@ -176,59 +204,40 @@ class ScatterEpilogue : public Base_ {
                             TensorStorage& storage, int subtile = -1) {
     auto [m, n, k, l] = coord;
     ScatteredTile tile(params_, coord);
-    count_pending();
     bool own = tile.part == params_.rank;
     bool issues_stores = thread < cutlass::NumThreadsPerWarp;
-    if (!own && tile.real && issues_stores) pending_ = pending(tile);
+    if (!Pingpong) hand_over();
+    if (issues_stores && tile.counts) pending_ = pending(tile);
     int sources = (own ? params_.order.parts() - 1 : 0) + (params_.has_addend ? 1 : 0);
     if (sources > 1) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < cute::size(accumulators); ++i) accumulators(i) *= params_.scale;
       for (int i = 1; i < sources; ++i) {
-        load_state =
-            add_source<TileShape>(load_pipeline, load_state, accumulators, mma, thread, storage);
+        load_state = add_source<Base, TileShape>(load_pipeline, load_state, accumulators, mma,
+                                                 thread, storage);
       }
     }
     Base epilogue(params_.part[tile.part], storage);
     auto states = epilogue.store(load_pipeline, load_state, store_pipeline, store_state, shape,
                                  tile_shape, cute::make_coord(m, n, k, tile.strip), accumulators,
                                  mma, thread, storage, subtile);
-    if (is_urgent(pending_)) count_pending();
+    if (!Pingpong && is_urgent(pending_)) hand_over();
     return states;
   }
 
   CUTLASS_DEVICE auto store_tail(LoadPipeline load_pipeline, LoadPipelineState load_state,
                                  StorePipeline store_pipeline, StorePipelineState store_state) {
     auto states = Base::store_tail(load_pipeline, load_state, store_pipeline, store_state);
-    count_pending();
+    if constexpr (Pingpong) {
+      raise_at_once();
+    } else {
+      hand_over();
+    }
     return states;
   }
 
  private:
-  static constexpr int kFewWaves = 4;  // of a part
-  static constexpr int kUrgentWaves = 2;
-
-  struct ScatteredTile {
-    int part;
-    int strip;
-    int chunk;
-    bool real;    // not a cluster's padding
-    bool urgent;  // among the last tiles of the peers' parts, and the own tiles need it soon
-
-    template <class TileCoord>
-    CUTLASS_DEVICE ScatteredTile(Params const& params, TileCoord const& coord) {
-      auto [m, n, k, l] = coord;
-      TileOrder const& order = params.order;
-      strip = order.strip_of(l);
-      part = order.part_of(l);
-      real = m < order.m_tiles() && n < order.n_tiles();
-      chunk = params.chunks.chunk_of(order, strip, m, n);
-      int wave = order.cluster_column(gridDim.y);  // clusters at work
-      urgent = params.delivered[part] == nullptr && order.clusters_per_part() <= kFewWaves * wave &&
-               order.index_of(part, strip, m, n) + kUrgentWaves * wave >=
-                   order.clusters() - order.clusters_per_part();
-    }
-  };
+  static constexpr int kStoringThread = cutlass::NumThreadsPerWarpGroup;  // behind the producers
 
   static typename Base::Arguments operands(Common const& c, ElementC const* from, ElementD* to,
                                            float alpha, float beta) {
@@ -253,40 +262,69 @@ class ScatterEpilogue : public Base_ {
     return peer < 0 ? peer + params_.order.parts() : peer;
   }
 
+  CUTLASS_DEVICE uint32_t const* signal_from(int peer, ScatteredTile const& tile) const {
+    return params_.arrived + peer * params_.chunks.per_part() + tile.chunk;
+  }
+
+  CUTLASS_DEVICE bool partials_are_there(ScatteredTile const& tile) const {
+    bool there = true;
+    for (int distance = 1; tile.real && distance < params_.order.parts(); ++distance) {
+      uint32_t const* signal = signal_from(peer_at(distance), tile);
+      there = there && reached(load_acquire_system(signal), *params_.epoch);
+    }
+    return __all_sync(0xffffffffu, there);
+  }
+
   CUTLASS_DEVICE void wait_for_partials(ScatteredTile const& tile) {
     if (!tile.real || tile.chunk == ready_chunk_) return;
     uint32_t epoch = *params_.epoch;
-    int chunks = params_.chunks.per_part();
     for (int distance = 1; distance < params_.order.parts(); ++distance) {
       int peer = peer_at(distance);
-      warp_waits_for_signal(params_.arrived + peer * chunks + tile.chunk, epoch, params_.limit,
-                            peer, tile.chunk);
+      warp_waits_for_signal(signal_from(peer, tile), epoch, params_.limit, peer, tile.chunk);
     }
     fence_generic_to_async();
     ready_chunk_ = tile.chunk;
   }
 
-  // What is to be done for a tile when its stores are complete, in one number, since registers are
-  // short: which counter to raise, and whether that is urgent.
+  // What is to be done for the tile that the warp loaded or stored last, in one number, since
+  // registers are short: which counter to raise, and whether that is urgent.
   static constexpr int kNothing = -2;
   CUTLASS_DEVICE int pending(ScatteredTile const& tile) const {
     return (tile.part * params_.chunks.per_part() + tile.chunk) * 2 + (tile.urgent ? 1 : 0);
   }
   CUTLASS_DEVICE static bool is_urgent(int pending) { return pending % 2 != 0; }
 
-  // Waits for the bulk stores of the tile stored last, and counts the tile.
-  CUTLASS_DEVICE void count_pending() {
+  // Storing warp of a cooperative kernel.
+  CUTLASS_DEVICE void hand_over() {
     if (pending_ == kNothing) return;
     wait_for_own_bulk_stores();
     __syncwarp();
-    if (cute::elect_one_sync()) {
-      fence_generic_to_async();
-      count(pending_ / 2);
-    }
+    if (cute::elect_one_sync()) add_release_block(stored_, 1u);
     pending_ = kNothing;
   }
 
-  CUTLASS_DEVICE void count(int counter) {
+  // Producer warp of a cooperative kernel.
+  CUTLASS_DEVICE void settle() {
+    if (pending_ == kNothing) return;
+    if (threadIdx.x % cutlass::NumThreadsPerWarp == 0) {
+      while (load_acquire_block(stored_) < counted_) __nanosleep(64);
+      raise(pending_ / 2);
+    }
+    __syncwarp();
+    pending_ = kNothing;
+  }
+
+  // Storing warp of a pingpong kernel.
+  CUTLASS_DEVICE void raise_at_once() {
+    if (pending_ == kNothing) return;
+    wait_for_own_bulk_stores();
+    __syncwarp();
+    if (cute::elect_one_sync()) raise(pending_ / 2);
+    pending_ = kNothing;
+  }
+
+  CUTLASS_DEVICE void raise(int counter) const {
+    fence_generic_to_async();
     ScatterChunks const& chunks = params_.chunks;
     int part = chunks.part_of(counter);
     uint32_t* signals = params_.delivered[part];
@@ -300,55 +338,11 @@ class ScatterEpilogue : public Base_ {
       store_release_system(signals + params_.rank * chunks.per_part() + chunk, *params_.epoch);
   }
 
-  // Adds one loaded source to the accumulators, subtile by subtile as Base::load() brings them in.
-  template <class TileShape, class Engine, class Layout, class TiledMma>
-  CUTLASS_DEVICE LoadPipelineState add_source(LoadPipeline pipeline, LoadPipelineState state,
-                                              cute::Tensor<Engine, Layout>& accumulators,
-                                              TiledMma mma, int thread, TensorStorage& storage) {
-    using namespace cute;
-    using SourceLayout =
-        decltype(tile_to_shape(typename Base::SmemLayoutAtomC{},
-                               make_shape(size<0>(EpilogueTile{}), size<1>(EpilogueTile{}),
-                                          Int<Base::DispatchPolicy::StagesC>{})));
-    Tensor staged = as_position_independent_swizzle_tensor(
-        make_tensor(make_smem_ptr(storage.collective.smem_C.begin()),
-                    SourceLayout{}));  // (EPI_M, EPI_N, STAGE)
-    auto atom = make_tiled_copy_C_atom(typename Base::CopyAtomC{}, mma);
-    auto store_copy =
-        make_tiled_copy_S(Copy_Atom<typename Base::CopyOpR2S, ElementD>{}, atom).get_slice(thread);
-    auto load_copy = make_tiled_copy_S(Copy_Atom<typename Base::CopyOpS2R, ElementC>{}, atom);
-    Tensor sums = store_copy.retile_S(accumulators);  // ((COPY, COPY_V), MMA_M, MMA_N)
-    Tensor values =
-        make_tensor<ElementC>(make_layout(take<0, 3>(shape(store_copy.partition_S(staged)))));
-    Tensor from = load_copy.get_slice(thread).partition_S(staged);
-    Tensor to = load_copy.get_slice(thread).retile_D(values);
-
-    constexpr int kSubtilesM = size<0>(TileShape{}) / size<0>(EpilogueTile{});
-    constexpr int kSubtilesN = size<1>(TileShape{}) / size<1>(EpilogueTile{});
-    static_assert(
-        kSubtilesM == decltype(size<1>(sums))::value && decltype(size<2>(sums))::value == 1,
-        "one row of MMA tiles for each row of epilogue subtiles");
-    CUTLASS_PRAGMA_UNROLL
-    for (int sub_n = 0; sub_n < kSubtilesN; ++sub_n) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int sub_m = 0; sub_m < kSubtilesM; ++sub_m) {
-        pipeline.consumer_wait(state);
-        copy(load_copy, from(_, _, _, state.index()), to);
-        cutlass::arch::fence_view_async_shared();
-        pipeline.consumer_release(state);
-        ++state;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < size(values); ++i) {
-          sums(sub_n * size(values) + i, sub_m, 0) += static_cast<float>(values(i));
-        }
-      }
-    }
-    return state;
-  }
-
   Params const& params_;
-  int pending_ = kNothing;  // for the tile stored last
-  int ready_chunk_ = -1;    // chunk whose partials were waited for last
+  uint32_t stored_;       // address of TensorStorage::stored
+  uint32_t counted_ = 0;  // tiles of peers loaded so far
+  int pending_ = kNothing;
+  int ready_chunk_ = -1;  // chunk whose partials were waited for last
 };
 
 }  // namespace flux_inductor::cuda

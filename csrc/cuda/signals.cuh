@@ -41,6 +41,18 @@ __device__ __forceinline__ uint32_t add_acquire_release_device(uint32_t* address
   return before;
 }
 
+// Among the threads of one block; addresses in its shared memory.
+__device__ __forceinline__ uint32_t load_acquire_block(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void add_release_block(uint32_t address, uint32_t value) {
+  asm volatile("red.release.cta.shared::cta.add.u32 [%0], %1;" ::"r"(address), "r"(value)
+               : "memory");
+}
+
 // Orders the generic proxy's accesses (a signal just acquired) with those of the async proxy (the
 // TMA that follows).
 __device__ __forceinline__ void fence_generic_to_async() {
