@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from flux_inductor.planning.plan import Plan
-from flux_inductor.runtime import torch_private
 from flux_inductor.runtime.bound import GatherRun, ScatterRun
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_operands import address_of, row_stride, weight_strides
@@ -32,7 +31,8 @@ class _Result:
     strides: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        steps = [math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
+        sizes = [max(size, 1) for size in self.shape]  # as torch.empty has it, also without elements
+        steps = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
         object.__setattr__(self, "strides", tuple(steps))
 
     def make(self) -> Tensor:
@@ -70,16 +70,8 @@ class _Gather:
                 0 if bias is None else address_of(bias, bias.is_contiguous(), copies),
                 results[index].data_ptr(),
             )
-        with state.lock:
-            done = state.begin(self.prepared).all_gather_matmul(
-                self.prepared.call,
-                torch_private.current_stream(x.device),
-                shard,
-                results[-1].data_ptr() if self.keeps else 0,
-                *addresses,
-            )
-        if not done:
-            state.check()
+        kept = results[-1].data_ptr() if self.keeps else 0
+        state.run(self.prepared, "all_gather_matmul", shard, kept, *addresses)
         return results
 
 
@@ -107,19 +99,16 @@ class _Scatter:
         copies: list[Tensor] = []
         # Free again for what this stream does next: the copies that read it are joined before.
         partials = None if self.partials is None else self.partials.make()
-        with state.lock:
-            done = state.begin(self.prepared).matmul_reduce_scatter(
-                self.prepared.call,
-                torch_private.current_stream(x.device),
-                address_of(x, self.x_fits, copies),
-                address_of(weight, self.weight_fits, copies),
-                0 if bias is None else address_of(bias, bias.is_contiguous(), copies),
-                0 if addend is None else address_of(addend, addend.is_contiguous(), copies),
-                0 if partials is None else partials.data_ptr(),
-                result.data_ptr(),
-            )
-        if not done:
-            state.check()
+        state.run(
+            self.prepared,
+            "matmul_reduce_scatter",
+            address_of(x, self.x_fits, copies),
+            address_of(weight, self.weight_fits, copies),
+            0 if bias is None else address_of(bias, bias.is_contiguous(), copies),
+            0 if addend is None else address_of(addend, addend.is_contiguous(), copies),
+            0 if partials is None else partials.data_ptr(),
+            result.data_ptr(),
+        )
         return result if self.factor == 1.0 else result.mul_(self.factor)
 
 
@@ -149,6 +138,7 @@ class CudaEngine:
         return_gathered: bool,
     ) -> GatherRun:
         state = state_of(group, CudaGroup)
+        state.check_device(x.device)
         _check_reserve(plan, x.device)
         whole = (*x.shape[:gather_dim], x.shape[gather_dim] * state.world, *x.shape[gather_dim + 1 :])
         shapes = [(*whole[:-1], weight.shape[1]) for weight in weights]
@@ -177,6 +167,7 @@ class CudaEngine:
         scale: float,
     ) -> ScatterRun:
         state = state_of(group, CudaGroup)
+        state.check_device(x.device)
         _check_reserve(plan, x.device)
         shape = [*x.shape[:-1], weight.shape[1]]
         shape[scatter_dim] //= state.world

@@ -81,13 +81,39 @@ class CudaGroup:
         if self._state.value:
             self._raise()
 
-    def begin(self, prepared: Prepared) -> Any:
-        """The workspace in which a call may now be put on its streams. The caller holds `lock`.
+    def check_device(self, device: torch.device) -> None:
+        """ValueError for tensors on another device than the one that the group's memory is on."""
+        if device != self.device:
+            raise ValueError(
+                f"the tensors are on {device}, but fused ops of group {self.name!r} run on {self.device}, "
+                f"which was rank {self.rank}'s current device at the first of them; call "
+                f"torch.cuda.set_device({device.index}) before it, or move the tensors"
+            )
+
+    def run(self, prepared: Prepared, op: str, *addresses: int) -> None:
+        """Puts a call on the current stream; `op` is the name of the workspace's method.
 
         Raises:
             ValueError: the call is being captured into a CUDA graph, but never ran before.
             FusedOpError: ranks do not match, did not come, or have no memory; the group is dead.
+            RuntimeError: CUDA refused a copy or a launch; the group is dead unless it was a capture.
         """
+        stream = torch_private.current_stream(self.device)
+        with self.lock:
+            call = getattr(self._begin(prepared), op)
+            try:
+                done = call(prepared.call, stream, *addresses)
+            except RuntimeError as error:
+                # This rank is a call behind now: its next one could write what a peer still reads (rule R6).
+                # Nothing of a capture has run yet.
+                if not torch.cuda.is_current_stream_capturing():
+                    self.fail(f"{op} could not be started: {error}")
+                raise
+        if not done:
+            self.check()
+
+    def _begin(self, prepared: Prepared) -> Any:
+        """The workspace in which a call may now be put on its streams. The caller holds `lock`."""
         if self._dead:
             raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
         if prepared.descriptor not in self._agreed:
@@ -120,7 +146,12 @@ class CudaGroup:
         deadline = time.monotonic() + 1
         while (error := self.error()) is None and time.monotonic() < deadline:
             time.sleep(0.001)  # the record is being written
-        assert error is not None
+        if error is None:  # whatever ended the context stopped the kernel in the middle of its record
+            error = FusedOpError(
+                f"a fused op of group {self.name!r} failed on rank {self.rank}, and the kernel was stopped "
+                "before it could say why; this process can no longer use its GPU: end it, and start the "
+                "program again"
+            )
         self.fail(f"{type(error).__name__}: {error}")
         raise error
 
@@ -150,12 +181,13 @@ class CudaGroup:
         healthy = not self._state.value
         self._dead = self._dead or "it was destroyed"
         memories = [*self._kept, *([self._memory] if self._memory is not None else [])]
+        in_use = (memories, self._errors)  # waits look at the record: other data in it would end them
         self._memory = None
         self._kept.clear()
         if memories and not (healthy and not groups.ending() and _drained(self.device)):
             # A kernel may still use it, or the context is gone, and to free it would end the process badly:
             # one reference that nobody gives back lets it go with the process.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(memories))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(in_use))
 
     def _compare(self, descriptor: str) -> None:
         own = json.dumps([descriptor, self._calls, self._digest])

@@ -91,6 +91,7 @@ class StubGroup(CudaGroup):
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
         StubGroup.made += 1
         self.name, self.rank, self.world = name, group.rank(), group.size()
+        self.device = torch.device("cpu")
         self.lock = threading.Lock()
         self.workspace = StubWorkspace()
         self._errors = torch.zeros(24, dtype=torch.uint8)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flux_inductor import ops  # noqa: F401  (registers the ops)
-from flux_inductor.runtime import bound, cuda, cuda_group, detect, engine
+from flux_inductor.runtime import bound, cuda, cuda_group, cuda_operands, detect, engine
 from flux_inductor.runtime.bound import BoundCalls, GatherRun
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_operands import row_stride, weight_strides
 from flux_inductor.runtime.detect import topology_of
-from flux_inductor.runtime.errors import DeadGroupError, PeerTimeoutError
+from flux_inductor.runtime.errors import DeadGroupError, FusedOpError, PeerTimeoutError
 from flux_inductor.runtime.groups import state_of
 from tests.runtime.cuda_stub import WORLD, StubGroup, make_group, stubbed
 
@@ -205,6 +205,66 @@ def test_after_a_failed_wait_nothing_touches_the_device(monkeypatch: pytest.Monk
         scatter(x, weight)
 
 
+def test_a_call_that_could_not_be_started_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one would be a call ahead of what its peers expect."""
+    x, weight = torch.randn(4, 16), torch.randn(16, 8)
+
+    def refuse(*arguments: Any) -> bool:
+        raise RuntimeError("copy of a chunk: invalid argument")
+
+    monkeypatch.setattr(state_of(GROUP, StubGroup).workspace, "matmul_reduce_scatter", refuse)
+    capturing = True
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    with pytest.raises(RuntimeError, match="copy of a chunk"):
+        scatter(x, weight)
+    gather(x, [weight], [])  # nothing of a capture has run
+    capturing = False
+    with pytest.raises(RuntimeError, match="copy of a chunk"):
+        scatter(x, weight)
+    with pytest.raises(DeadGroupError, match="matmul_reduce_scatter could not be started: copy of a chunk"):
+        gather(x, [weight], [])
+
+
+def test_a_copy_without_memory_leaves_the_group_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that run out of memory alike may go on with less."""
+    state = state_of(GROUP, StubGroup)
+    x, weight = torch.randn(4, 17)[:, 1:], torch.randn(16, 8)
+    scatter(x, weight)
+    calls, digest = state._calls, state._digest
+
+    def no_memory(*arguments: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(cuda_operands, "_copy", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        scatter(x, weight)
+    assert (state._calls, state._digest) == (calls, digest)
+
+
+def test_tensors_on_another_device_than_the_group() -> None:
+    state_of(GROUP, StubGroup).device = torch.device("cuda", 1)
+    x, weight = torch.randn(4, 16), torch.randn(16, 8)
+    for call in (lambda: gather(x, [weight], []), lambda: scatter(x, weight)):
+        with pytest.raises(ValueError, match=r"tensors are on cpu, but .* run on cuda:1, .*set_device"):
+            call()
+
+
+def test_a_record_that_was_never_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_of(GROUP, StubGroup)
+    state.trap()
+    monkeypatch.setattr(state, "error", lambda: None)
+    with pytest.raises(FusedOpError, match="stopped before it could say why"):
+        gather(torch.randn(4, 16), [torch.randn(16, 8)], [])
+
+
+def test_results_without_elements_have_the_strides_of_torch() -> None:
+    product, whole = fused.all_gather_matmul(
+        torch.randn(3, 0, 16), [torch.randn(16, 8)], [], GROUP, PLAN, 1, True
+    )
+    for result in (product, whole):
+        assert result.stride() == torch.empty(result.shape).stride()
+
+
 def test_nothing_to_send() -> None:
     before = workspace_calls()
     product, whole = gather(torch.randn(0, 16), [torch.randn(16, 8)], [], True)
@@ -220,12 +280,13 @@ def test_memory_is_freed_once_nothing_runs_in_it(
 ) -> None:
     monkeypatch.setattr(cuda_group, "_drained", lambda device: drained)
     state = state_of(GROUP, StubGroup)
-    state.device = torch.device("cpu")
-    memory = weakref.ref(state.workspace)
+    memory, record = weakref.ref(state.workspace), weakref.ref(state._errors)
     del state.workspace
     if trapped:
         state.trap()
     CudaGroup.close(state)
-    assert (memory() is None) == (drained and not trapped)
+    del state._errors, state._state
+    gone = drained and not trapped
+    assert [memory() is None, record() is None] == [gone, gone]
     with pytest.raises(DeadGroupError, match="it was destroyed"):
         state.check()
