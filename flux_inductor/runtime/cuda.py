@@ -65,9 +65,10 @@ class _Gather:
         addresses: list[int] = []
         for index, fits in enumerate(self.weights_fit):
             bias = biases[index] if biases else None
+            # In lists of optional tensors alone, the dispatcher leaves a lazy negation to the op.
             addresses += (
                 address_of(weights[index], fits, copies),
-                0 if bias is None else address_of(bias, bias.is_contiguous(), copies),
+                0 if bias is None else address_of(bias, bias.is_contiguous() and not bias.is_neg(), copies),
                 results[index].data_ptr(),
             )
         kept = results[-1].data_ptr() if self.keeps else 0

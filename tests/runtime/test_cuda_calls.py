@@ -77,6 +77,16 @@ def test_any_layout_and_address(data: st.DataObject) -> None:
         torch.testing.assert_close(scatter(x, weights[0], op=op), 0.5 * (x @ weights[0])[:2] * factor)
 
 
+def test_lazy_negations() -> None:
+    x, weight, bias, addend = (
+        torch._neg_view(torch.randn(*size)) for size in ((4, 16), (16, 8), (8,), (4, 8))
+    )
+    product = x @ weight + bias
+    torch.testing.assert_close(gather(x, [weight], [bias])[0], torch.cat([product] * WORLD))
+    expected = (0.5 * (x @ weight) + bias + addend)[:2] * WORLD
+    torch.testing.assert_close(scatter(x, weight, bias, addend), expected)
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_strides_of_rows(data: st.DataObject) -> None:
