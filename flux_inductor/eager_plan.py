@@ -60,7 +60,8 @@ def _layout(weights: Sequence[Tensor]) -> Layout:
 
 def _plan(problem: Problem, group: str, device: str) -> str:
     options, _ = resolve()
-    topology = Topology.parse(options.topology) if options.topology else topology_of(group, device)
+    written = Topology.parse(options.topology) if options.topology else None
+    topology = written if written and written.ranks == problem.world else topology_of(group, device)
     return _cached_plan(problem, topology, options.strategy, options.reserve)
 
 

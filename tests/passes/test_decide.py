@@ -50,3 +50,11 @@ def test_ops_called_by_name_leave_them_too(monkeypatch: pytest.MonkeyPatch) -> N
     assert "reserve=8" in eager_plan._plan(PROBLEM, "tp", "cuda")
     monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS", "0")
     assert "reserve" not in eager_plan._plan(PROBLEM, "tp", "cuda")
+
+
+def test_a_written_topology_is_that_of_groups_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager_plan, "topology_of", detected)
+    monkeypatch.setenv("FLUX_INDUCTOR_TOPOLOGY", "cuda ranks=4 link=nvlink")
+    assert "reserve=8" in eager_plan._plan(PROBLEM, "tp", "cuda")
+    monkeypatch.setenv("FLUX_INDUCTOR_TOPOLOGY", "cuda ranks=2 link=nvlink")
+    assert "reserve" not in eager_plan._plan(PROBLEM, "tp", "cuda")
