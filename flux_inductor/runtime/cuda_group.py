@@ -103,7 +103,7 @@ class CudaGroup:
             call = getattr(self._begin(prepared), op)
             try:
                 done = call(prepared.call, stream, *addresses)
-            except RuntimeError as error:
+            except Exception as error:
                 # This rank is a call behind now: its next one could write what a peer still reads (rule R6).
                 # Nothing of a capture has run yet.
                 if not torch.cuda.is_current_stream_capturing():

@@ -215,21 +215,24 @@ def test_after_a_failed_wait_nothing_touches_the_device(monkeypatch: pytest.Monk
         scatter(x, weight)
 
 
-def test_a_call_that_could_not_be_started_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one would be a call ahead of what its peers expect."""
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+def test_a_call_that_could_not_be_started_ends_the_group(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank's next call would be one that its peers do not expect yet."""
     x, weight = torch.randn(4, 16), torch.randn(16, 8)
 
     def refuse(*arguments: Any) -> bool:
-        raise RuntimeError("copy of a chunk: invalid argument")
+        raise kind("copy of a chunk: invalid argument")
 
     monkeypatch.setattr(state_of(GROUP, StubGroup).workspace, "matmul_reduce_scatter", refuse)
     capturing = True
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    with pytest.raises(RuntimeError, match="copy of a chunk"):
+    with pytest.raises(kind, match="copy of a chunk"):
         scatter(x, weight)
     gather(x, [weight], [])  # nothing of a capture has run
     capturing = False
-    with pytest.raises(RuntimeError, match="copy of a chunk"):
+    with pytest.raises(kind, match="copy of a chunk"):
         scatter(x, weight)
     with pytest.raises(DeadGroupError, match="matmul_reduce_scatter could not be started: copy of a chunk"):
         gather(x, [weight], [])
