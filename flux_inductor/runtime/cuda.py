@@ -7,6 +7,7 @@ A call is bound once to all that depends on its shapes; then it allocates result
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -124,6 +125,16 @@ def _check_reserve(plan: Plan, device: torch.device) -> None:
         )
 
 
+def _check_launches(plan: Plan) -> None:
+    """Ranks whose launches return only when the kernel ends queue no copies for each other meanwhile."""
+    if plan.direction == "push" and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+        raise ValueError(
+            f"CUDA_LAUNCH_BLOCKING is set: with plan '{plan}' every rank's matmul_reduce_scatter would wait "
+            "for copies that the others queue only behind it. Unset it, pass a plan whose kernel stores "
+            "('mesh store ...'), or run unfused: FLUX_INDUCTOR_ENGINE=reference"
+        )
+
+
 class CudaEngine:
     """See `engine.Engine`. The ranks of a group are GPUs that can address each other's memory."""
 
@@ -170,6 +181,7 @@ class CudaEngine:
         state = state_of(group, CudaGroup)
         state.check_device(x.device)
         _check_reserve(plan, x.device)
+        _check_launches(plan)
         shape = [*x.shape[:-1], weight.shape[1]]
         shape[scatter_dim] //= state.world
         result = _Result(tuple(shape), x.dtype, x.device)

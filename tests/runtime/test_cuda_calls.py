@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flux_inductor import ops  # noqa: F401  (registers the ops)
+from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import bound, cuda, cuda_group, cuda_operands, detect, engine
 from flux_inductor.runtime.bound import BoundCalls, GatherRun
 from flux_inductor.runtime.cuda_group import CudaGroup
@@ -260,6 +261,16 @@ def test_tensors_on_another_device_than_the_group() -> None:
     for call in (lambda: gather(x, [weight], []), lambda: scatter(x, weight)):
         with pytest.raises(ValueError, match=r"tensors are on cpu, but .* run on cuda:1, .*set_device"):
             call()
+
+
+def test_blocking_launches_would_hang_where_copies_follow_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(4, 16), torch.randn(16, 8)
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    with pytest.raises(ValueError, match="CUDA_LAUNCH_BLOCKING is set: with plan 'mesh push chunk=64'"):
+        scatter(x, weight)
+    gather(x, [weight], [])
+    stores = Plan("mesh", "store", 64)
+    cuda.CudaEngine().matmul_reduce_scatter(x, weight, None, None, GROUP, stores, 0, "sum", 1.0)
 
 
 def test_a_record_that_was_never_finished(monkeypatch: pytest.MonkeyPatch) -> None:
