@@ -72,9 +72,17 @@ def all_gather_matmul(
     dim = gather_dim + x.dim() if gather_dim < 0 else gather_dim
     ops.check_gather(x, weight_list, bias_list, dim)
     text = plan or plan_gather(x, weight_list, name, dim, return_gathered)
-    outputs: tuple[Tensor, ...] = _AllGatherMatmul.apply(  # type: ignore[no-untyped-call]
-        name, text, dim, return_gathered, x, *weight_list, *bias_list
-    )
+    outputs: tuple[Tensor, ...]
+    if torch.is_grad_enabled():
+        outputs = _AllGatherMatmul.apply(  # type: ignore[no-untyped-call]
+            name, text, dim, return_gathered, x, *weight_list, *bias_list
+        )
+    else:  # needs_input_grad is true of a parameter even now: the gathered tensor would be kept for nothing
+        outputs = tuple(
+            torch.ops.flux_inductor.all_gather_matmul(
+                x, weight_list, bias_list, name, text, dim, return_gathered
+            )
+        )
     return outputs[0] if single and not return_gathered else outputs
 
 

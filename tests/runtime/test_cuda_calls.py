@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import flux_inductor
 from flux_inductor import ops  # noqa: F401  (registers the ops)
 from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import bound, cuda, cuda_group, cuda_operands, detect, engine
@@ -287,6 +288,25 @@ def test_results_without_elements_have_the_strides_of_torch() -> None:
     )
     for result in (product, whole):
         assert result.stride() == torch.empty(result.shape).stride()
+
+
+@pytest.mark.parametrize("grads", [True, False])
+def test_the_gathered_tensor_is_kept_for_gradients_alone(
+    grads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight = torch.randn(4, 16), torch.randn(16, 8, requires_grad=True)
+    workspace, kept = state_of(GROUP, StubGroup).workspace, []
+    run = workspace.all_gather_matmul
+
+    def look(call: Any, stream: int, shard: int, where: int, *launches: int) -> bool:
+        kept.append(where != 0)
+        return run(call, stream, shard, where, *launches)
+
+    monkeypatch.setattr(workspace, "all_gather_matmul", look)
+    with torch.set_grad_enabled(grads):
+        product = flux_inductor.all_gather_matmul(x, weight, GROUP, plan=PLAN)
+    assert isinstance(product, Tensor)
+    assert (kept, product.requires_grad) == ([grads], grads)
 
 
 def test_nothing_to_send() -> None:
