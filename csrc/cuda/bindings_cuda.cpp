@@ -146,14 +146,14 @@ void bind_module(py::module_& m) {
     ShardPush push{};
     fill(push.gathered, gathered);
     fill(push.signals, signals);
-    push_shard(p, push, {stream_of(stream), stream_of(stream)});
+    push_shard(p, push, stream_of(stream));
   });
   m.def("push_partials", [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p,
                             Addresses const& partials, Addresses const& arrived, Address stream) {
     PartialsPush push{};
     fill(push.partials, partials);
     fill(push.arrived, arrived);
-    push_partials(p, kernel.tile, push, {stream_of(stream), stream_of(stream)});
+    push_partials(p, kernel.tile, push, stream_of(stream));
   });
 }
 

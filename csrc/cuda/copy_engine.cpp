@@ -46,14 +46,13 @@ void wait_for_counter(uint32_t* counter, uint32_t at_least, cudaStream_t stream)
 
 }  // namespace
 
-void push_shard(AllGatherMatmul const& p, ShardPush const& push, CopyLanes const& lanes) {
+void push_shard(AllGatherMatmul const& p, ShardPush const& push, cudaStream_t stream) {
   if (p.own_row_stride != p.k)
     throw std::invalid_argument("push_shard: the rows of the shard must be contiguous");
   int chunks = ceil_div(p.rows, p.rows_per_chunk);
   for (int distance = 1; distance < p.world; ++distance) {
     int peer = (p.rank - distance + p.world) % p.world;
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      cudaStream_t stream = lanes[((distance - 1) * chunks + chunk) % lanes.size()];
       int64_t first = int64_t(chunk) * p.rows_per_chunk;
       int64_t rows = std::min<int64_t>(p.rows_per_chunk, p.rows - first);
       copy_matrix(at(push.gathered[peer], (int64_t(p.rank) * p.rows + first) * p.k),
@@ -65,11 +64,9 @@ void push_shard(AllGatherMatmul const& p, ShardPush const& push, CopyLanes const
 }
 
 void push_partials(MatmulReduceScatter const& p, Tile const& tile, PartialsPush const& push,
-                   CopyLanes const& lanes) {
+                   cudaStream_t stream) {
   int chunks = scatter_chunks_per_part(p, tile);
-  size_t count = 0;
   for (ScatterChunk const& chunk : scatter_chunks(p, tile)) {
-    cudaStream_t stream = lanes[count++ % lanes.size()];
     wait_for_counter(p.counters + chunk.part * chunks + chunk.index, chunk.tiles, stream);
     int64_t first = int64_t(chunk.first_row) * p.n + chunk.first_column;
     copy_matrix(at(push.partials[chunk.part], first), p.n, at(p.parts[chunk.part], first), p.n,

@@ -1,4 +1,4 @@
-// The copy-engine transport: chunks move as asynchronous copies on side streams, each with its
+// The copy-engine transport: chunks move as asynchronous copies on a side stream, each with its
 // signal behind it.
 //
 // A signal is a 4-byte copy of the epoch in device memory: cheaper than a stream memory operation,
@@ -6,16 +6,10 @@
 // every multiprocessor.
 #pragma once
 
-#include <array>
-
 #include "all_gather_matmul.h"
 #include "matmul_reduce_scatter.h"
 
 namespace flux_inductor::cuda {
-
-// Chunks take turns on these streams: a chunk costs about 10 us beside its bytes (a wait, the start
-// of a copy, a signal), which leaves the link idle unless another chunk is on its way meanwhile.
-using CopyLanes = std::array<cudaStream_t, 2>;
 
 // Sends the own shard, chunk by chunk, into every peer's gathered buffer: all of it to rank - 1
 // first, who multiplies it first, then to rank - 2, and so on around the ring.
@@ -24,16 +18,16 @@ struct ShardPush {
   void* gathered[kMaxRanks];
   uint32_t* signals[kMaxRanks];
 };
-void push_shard(AllGatherMatmul const& problem, ShardPush const& push, CopyLanes const& lanes);
+void push_shard(AllGatherMatmul const& problem, ShardPush const& push, cudaStream_t stream);
 
-// Sends each chunk of the peers' parts to its owner as soon as its tiles are stored. The streams
-// wait for the counters that the kernel raises; they cannot hang, since the kernel's own waits end.
+// Sends each chunk of the peers' parts to its owner as soon as its tiles are stored. The stream
+// waits for the counters that the kernel raises; it cannot hang, since the kernel's own waits end.
 struct PartialsPush {
   // Where each rank takes this rank's partials, and its signals, as this rank addresses them.
   void* partials[kMaxRanks];
   uint32_t* arrived[kMaxRanks];
 };
 void push_partials(MatmulReduceScatter const& problem, Tile const& tile, PartialsPush const& push,
-                   CopyLanes const& lanes);
+                   cudaStream_t stream);
 
 }  // namespace flux_inductor::cuda

@@ -63,15 +63,10 @@ Workspace::Workspace(Memory memory) : memory_(std::move(memory)) {
   DeviceGuard guard(memory_.device);
   int least = 0, greatest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
-  auto create_event = [](cudaEvent_t& event) {
-    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
-  };
-  create_event(forked_);
-  create_event(ended_);
-  for (size_t i = 0; i < lanes_.size(); ++i) {
-    check_cuda(cudaStreamCreateWithPriority(&lanes_[i], cudaStreamNonBlocking, greatest),
-               "copy stream");
-    create_event(joined_[i]);
+  check_cuda(cudaStreamCreateWithPriority(&copies_, cudaStreamNonBlocking, greatest),
+             "copy stream");
+  for (cudaEvent_t* event : {&forked_, &joined_, &ended_}) {
+    check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event");
   }
   check_cuda(
       cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, memory_.device),
@@ -79,9 +74,8 @@ Workspace::Workspace(Memory memory) : memory_(std::move(memory)) {
 }
 
 Workspace::~Workspace() {
-  for (cudaEvent_t event : {forked_, ended_}) cudaEventDestroy(event);
-  for (cudaEvent_t event : joined_) cudaEventDestroy(event);
-  for (cudaStream_t lane : lanes_) cudaStreamDestroy(lane);
+  for (cudaEvent_t event : {forked_, joined_, ended_}) cudaEventDestroy(event);
+  cudaStreamDestroy(copies_);
 }
 
 size_t GatherCall::keeper() const {
@@ -141,16 +135,12 @@ Workspace::Turn Workspace::begin(cudaStream_t stream, int counters, Op op) {
 
 void Workspace::fork(Turn const& turn) {
   check_cuda(cudaEventRecord(forked_, turn.stream), "cudaEventRecord");
-  for (cudaStream_t lane : lanes_) {
-    check_cuda(cudaStreamWaitEvent(lane, forked_, 0), "cudaStreamWaitEvent");
-  }
+  check_cuda(cudaStreamWaitEvent(copies_, forked_, 0), "cudaStreamWaitEvent");
 }
 
 void Workspace::join(Turn const& turn) {
-  for (size_t i = 0; i < lanes_.size(); ++i) {
-    check_cuda(cudaEventRecord(joined_[i], lanes_[i]), "cudaEventRecord");
-    check_cuda(cudaStreamWaitEvent(turn.stream, joined_[i], 0), "cudaStreamWaitEvent");
-  }
+  check_cuda(cudaEventRecord(joined_, copies_), "cudaEventRecord");
+  check_cuda(cudaStreamWaitEvent(turn.stream, joined_, 0), "cudaStreamWaitEvent");
 }
 
 bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cudaStream_t stream) {
@@ -168,7 +158,7 @@ bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cuda
     push.gathered[i] = slot(i, turn.slot);
     push.signals[i] = signals(i, turn.slot);
   }
-  push_shard(common, push, lanes_);
+  push_shard(common, push, copies_);
 
   size_t keeper = call.keeper();
   for (size_t i = 0; i < call.launches.size(); ++i) {
@@ -234,7 +224,7 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
   // The kernel first: should a copy fail to be queued, nothing waits for ever.
   call.kernel->launch(problem, stream);
   if (call.store) return true;
-  push_partials(problem, call.kernel->tile, push, lanes_);
+  push_partials(problem, call.kernel->tile, push, copies_);
   join(turn);
   return true;
 }

@@ -16,7 +16,6 @@
 
 #include "all_gather_matmul.h"
 #include "call_entry.h"
-#include "copy_engine.h"
 #include "matmul_reduce_scatter.h"
 
 namespace flux_inductor::cuda {
@@ -100,6 +99,9 @@ class Workspace {
   // Whether calls in it belong to a graph: then it must live as long as the graph may.
   bool captured() const { return captured_.any; }
 
+  // Stream that copies run on, beside the caller's.
+  cudaStream_t copy_stream() const { return copies_; }
+
  private:
   struct Turn {
     int slot;
@@ -117,9 +119,8 @@ class Workspace {
   uint32_t* epoch(int rank) const { return memory_.words[rank] + SymmetricWords::kEpoch; }
 
   Memory memory_;
-  CopyLanes lanes_{};
-  std::array<cudaEvent_t, std::tuple_size_v<CopyLanes>> joined_{};
-  cudaEvent_t forked_ = nullptr, ended_ = nullptr;
+  cudaStream_t copies_ = nullptr;
+  cudaEvent_t forked_ = nullptr, joined_ = nullptr, ended_ = nullptr;
   int multiprocessors_ = 0;
   // Calls follow one another on the two slots in turn, serialised across streams: eager ones, and
   // those of the last capture.
