@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 Candidate = Callable[[], object]
 # Clock cycles for which the device sleeps while the host queues what is timed.
-SLEEP_CYCLES = 800_000
+SLEEP_CYCLES = 1_600_000
 
 
 def paired(
@@ -23,10 +23,10 @@ def paired(
 ) -> dict[str, float]:
     """Microseconds of one call of each candidate: the largest over ranks of the medians over rounds.
 
-    Clocks drift, so the candidates take turns. The devices begin each turn together, by a collective of the
-    NCCL `group`; a `burst` of several calls shows what is left of a time when calls follow one another
-    and ranks drift apart. Before each turn the device sleeps for so many cycles a call, in which the host
-    queues them.
+    Clocks drift, so the candidates take turns. Before each turn the devices sleep for so many cycles a call,
+    in which the host queues what follows: a collective of the NCCL `group`, so that all begin together (their
+    sleeps differ by several microseconds), then the calls. A `burst` of several calls shows what is left of a
+    time when calls follow one another and ranks drift apart.
     """
     for call in candidates.values():
         for _ in range(2):
@@ -43,10 +43,12 @@ def paired(
 
 
 def _once(call: Candidate, group: dist.ProcessGroup, burst: int, sleep_cycles: int) -> float:
-    torch.cuda.synchronize()
-    dist.all_reduce(torch.ones(1, device="cuda"), group=group)
+    together = torch.ones(1, device="cuda")
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    dist.barrier()  # of the hosts
     torch.cuda._sleep(sleep_cycles * burst)
+    dist.all_reduce(together, group=group)
     begin.record()
     for _ in range(burst):
         call()
