@@ -78,9 +78,6 @@ void bind_workspace(py::module_& m) {
           py::arg("slot_bytes"), py::arg("words"), py::arg("signals"), py::arg("own_words"),
           py::arg("errors"), py::arg("wait_limit_ns"))
       .def_property_readonly("captured", &Workspace::captured)
-      .def_property_readonly(
-          "copy_stream",
-          [](Workspace const& w) { return reinterpret_cast<Address>(w.copy_stream()); })
       // Numbers alone, since lists would cost more than the call: then for each launch its weight,
       // bias and product.
       .def("all_gather_matmul",

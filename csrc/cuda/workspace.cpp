@@ -54,6 +54,35 @@ class Range {
   Range(Range const&) = delete;
 };
 
+// The copy stream beside the caller's. It is joined also when something is thrown in between, since
+// the caller frees what the copies read.
+class Fork {
+ public:
+  Fork(cudaStream_t stream, cudaStream_t copies, cudaEvent_t forked, cudaEvent_t joined)
+      : stream_(stream), copies_(copies), joined_(joined) {
+    check_cuda(cudaEventRecord(forked, stream_), "cudaEventRecord");
+    check_cuda(cudaStreamWaitEvent(copies_, forked, 0), "cudaStreamWaitEvent");
+  }
+  ~Fork() {
+    if (open_) {
+      cudaEventRecord(joined_, copies_);
+      cudaStreamWaitEvent(stream_, joined_, 0);
+    }
+  }
+  Fork(Fork const&) = delete;
+
+  void join() {
+    open_ = false;
+    check_cuda(cudaEventRecord(joined_, copies_), "cudaEventRecord");
+    check_cuda(cudaStreamWaitEvent(stream_, joined_, 0), "cudaStreamWaitEvent");
+  }
+
+ private:
+  cudaStream_t stream_, copies_;
+  cudaEvent_t joined_;
+  bool open_ = true;
+};
+
 // Position of a peer's part among the parts of all peers, as seen by `rank`.
 int peer_index(int peer, int rank, int world) { return (peer - rank - 1 + world) % world; }
 
@@ -133,23 +162,13 @@ Workspace::Turn Workspace::begin(cudaStream_t stream, int counters, Op op) {
   return mine;
 }
 
-void Workspace::fork(Turn const& turn) {
-  check_cuda(cudaEventRecord(forked_, turn.stream), "cudaEventRecord");
-  check_cuda(cudaStreamWaitEvent(copies_, forked_, 0), "cudaStreamWaitEvent");
-}
-
-void Workspace::join(Turn const& turn) {
-  check_cuda(cudaEventRecord(joined_, copies_), "cudaEventRecord");
-  check_cuda(cudaStreamWaitEvent(turn.stream, joined_, 0), "cudaStreamWaitEvent");
-}
-
 bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cudaStream_t stream) {
   if (failed(memory_.errors)) return false;
   Range range("flux_inductor.all_gather_matmul");
   DeviceGuard guard(memory_.device);
   int rank = memory_.rank;
   Turn turn = begin(stream, 0, Op::all_gather_matmul);
-  fork(turn);
+  Fork fork(stream, copies_, forked_, joined_);
   AllGatherMatmul common = call.launches.front().second;
   common.own_shard = operands.shard;
   common.epoch = epoch(rank);
@@ -177,7 +196,7 @@ bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cuda
     problem.errors = memory_.errors;
     kernel->launch(problem, stream);
   }
-  join(turn);
+  fork.join();
   return true;
 }
 
@@ -220,12 +239,15 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
   problem.wait_limit_ns = memory_.wait_limit_ns;
   problem.errors = memory_.errors;
 
-  if (!call.store) fork(turn);
+  if (call.store) {
+    call.kernel->launch(problem, stream);
+    return true;
+  }
+  Fork fork(stream, copies_, forked_, joined_);
   // The kernel first: should a copy fail to be queued, nothing waits for ever.
   call.kernel->launch(problem, stream);
-  if (call.store) return true;
   push_partials(problem, call.kernel->tile, push, copies_);
-  join(turn);
+  fork.join();
   return true;
 }
 

@@ -99,17 +99,12 @@ class Workspace {
   // Whether calls in it belong to a graph: then it must live as long as the graph may.
   bool captured() const { return captured_.any; }
 
-  // Stream that copies run on, beside the caller's.
-  cudaStream_t copy_stream() const { return copies_; }
-
  private:
   struct Turn {
     int slot;
     cudaStream_t stream;
   };
   Turn begin(cudaStream_t stream, int counters, Op op);
-  void fork(Turn const& turn);
-  void join(Turn const& turn);
   Meeting meeting(Op op) const;
   SignalRegion region(uint32_t* words, int count, int index) const;
   char* slot(int rank, int turn) const { return memory_.slots[rank] + turn * memory_.slot_bytes; }
