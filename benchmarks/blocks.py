@@ -1,6 +1,6 @@
 """Llama blocks under tensor parallelism: ours against torch.compile, async TP, and no communication at all.
 
-    python -m benchmarks.blocks [--only 8b 70b 70b-long] [--modes forward training] [--json FILE]
+    python -m benchmarks.blocks [--only 8b 70b 70b-long] [--modes forward training] [--json FILE] [--profile]
 
 Starts one process a GPU. Each program is compiled in four ways: "inductor" (torch.compile as it is), "async
 TP" (the same with PyTorch's micro-pipelining pass), "ours" (backend="flux_inductor"), and "compute", which
@@ -8,6 +8,7 @@ is "inductor" with every collective replaced by a tensor that is there already. 
 gradients, are compared with the eager program before anything is timed. Then the candidates take turns; a
 time is the largest over ranks of the medians. "exposed" is the communication that was not hidden, the time
 less that of "compute"; "host" is what the CPU needs to queue one call.
+With --profile, rank 0 also tells each candidate's device time by kernel, from calls that were not timed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import flux_inductor
+from benchmarks.block_profile import profiled
 from benchmarks.gpu_timing import host_us, paired
 from benchmarks.llama_block import BLOCK_SHAPES, Blocks, BlockShape, parallel_blocks
 from benchmarks.versions import versions
@@ -45,6 +47,7 @@ from tests.ranks import run_ranks
 CANDIDATES = ("inductor", "async TP", "ours", "compute")
 MODES = ("forward", "training")
 SLEEP_CYCLES = 20_000_000  # for the host to queue a whole program meanwhile
+PROFILER_SLEEP_CYCLES = 5 * SLEEP_CYCLES  # the host is slower under the profiler
 # Relative to the error of the eager bf16 program, both against the fp32 one.
 WORST_ERROR, ERROR_FLOOR = 2.0, 4e-3
 
@@ -62,6 +65,7 @@ class Setting:
     blocks: int
     rounds: int
     strategy: str
+    profile: bool
 
 
 @dataclass(frozen=True)
@@ -164,11 +168,11 @@ def measure(rank: int, world: int, setting: Setting) -> list[Row]:
     mesh = DeviceMesh.from_group(process_group(group), setting.device, mesh_dim_names=("tp",))
     rows = []
     for shape in setting.shapes:
-        program = Program(BLOCK_SHAPES[shape], setting.blocks, mesh)
-        for mode in setting.modes:
+        for mode in setting.modes:  # torch 2.11 cannot cast parameters once they are compiled for: new ones
+            program = Program(BLOCK_SHAPES[shape], setting.blocks, mesh)
             rows += _measure_one(program, shape, mode, group, setting)
-        torch._dynamo.reset()
-        del program
+            torch._dynamo.reset()
+            del program
     return rows
 
 
@@ -197,6 +201,10 @@ def _measure_one(program: Program, shape: str, mode: str, group: str, setting: S
     times = _timed(calls, group, setting)
     rows = [Row(shape, mode, name, *times[name], **known[name]) for name in calls]
     _tell(table(rows))
+    if setting.profile:
+        for name, call in calls.items():
+            spent = profiled(call, process_group(group), setting.device, PROFILER_SLEEP_CYCLES)
+            _tell(f"  {name}, {shape}, {mode}, by kernel:\n{spent}")
     return rows
 
 
@@ -277,6 +285,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--strategy", choices=("auto", "always"), default="auto", help="of ours")
+    parser.add_argument("--profile", action="store_true", help="also tell device time by kernel")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=600, help="time limit for all of it")
     parser.add_argument("--json", help="write the figures there")
@@ -297,6 +306,7 @@ def main() -> None:
         options.blocks,
         options.rounds,
         options.strategy,
+        options.profile,
     )
     if cuda:
         results = run_gpu_ranks(measure, setting, world=options.world, timeout=options.seconds)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.fx
 
+from benchmarks.block_profile import Span, by_name, idle_share, short_name, table
 from benchmarks.blocks import check, errors
 from benchmarks.without_collectives import WithoutCollectives
 
@@ -22,7 +23,16 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_tiny_blocks_on_cpu_ranks(tmp_path: Path) -> None:
     figures = tmp_path / "blocks.json"
     arguments = ["--device", "cpu", "--only", "tiny", "--modes", "forward", "--rounds", "2"]
-    arguments += ["--candidates", "ours", "compute", "--strategy", "always", "--json", str(figures)]
+    arguments += [
+        "--candidates",
+        "ours",
+        "compute",
+        "--strategy",
+        "always",
+        "--json",
+        str(figures),
+        "--profile",
+    ]
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.blocks", *arguments],
         cwd=ROOT,
@@ -37,6 +47,9 @@ def test_tiny_blocks_on_cpu_ranks(tmp_path: Path) -> None:
     assert 0 < rows["ours"]["error"] < 5e-3
     assert rows["compute"]["ms"] > 0
     assert "4 collectives in 1 graphs, 4 fused, 0 left" in ran.stdout
+    ours, compute = ran.stdout.split("by kernel:")[1:]
+    assert "flux_inductor::all_gather_matmul" in ours
+    assert "aten::mm" in compute
 
 
 def test_a_wrong_result_is_told() -> None:
@@ -63,3 +76,61 @@ def test_collectives_are_replaced_by_results_that_are_there() -> None:
     whole, part = torch.fx.GraphModule({}, graph)(torch.randn(4, 3))
     assert (whole.shape, part.shape) == ((8, 3), (4, 3))
     assert whole.abs().min() > 0
+
+
+# As the profiler gives them, shortened; a second 128 of the tile is abbreviated.
+AG_KERNEL = (
+    "_ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalI13flux_inductor4cuda13GatedMainloopINS1_34Mainloop"
+    "Sm90TmaGmmaWarpSpecializedILi6ENS5_IJNS4_1CILi2EEENSD_ILi1EEESF_EEENS1_32KernelTmaWarpSpecializedPingpong"
+    "EEENS5_IJNSD_ILi128EEESJ_NSD_ILi64EEEEEE28MMA_64x128x16_F32BF16BF16_SSILNST_5MajorE0ELSV_0ELNST_7ScaleIn"
+    "E1ELSW_1EEEE15KeepingEpilogueILi4EEE"
+)
+RS_KERNEL = (
+    "_ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalINS1_34MainloopSm90TmaGmmaWarpSpecializedILi3ENS5_"
+    "IJNS4_1CILi2EEENSA_ILi1EEESC_EEENS1_35KernelTmaWarpSpecializedCooperativeEEENS5_IJNSA_ILi256EEENSA_ILi192"
+    "EEENSA_ILi64EEEEE26MMA_64x192x16_F32F16F16_SSILNSR_5MajorE0ELST_1ELNSR_7ScaleInE1ELSU_1EEEEE13flux_induct"
+    "or4cuda15ScatterEpilogueILi2EEE"
+)
+RS_DEMANGLED = (
+    "void cutlass::device_kernel<GemmUniversal<MainloopSm90TmaGmmaWarpSpecialized<4, cute::tuple<cute::C<2>, "
+    "cute::C<1>, cute::C<1> >, cutlass::gemm::KernelTmaWarpSpecializedCooperative>, tuple<cute::C<128>, "
+    "cute::C<256>, cute::C<64> >, cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<(cute::SM90::GMMA::Major)0, "
+    "(cute::SM90::GMMA::Major)1, (cute::SM90::GMMA::ScaleIn)1>, flux_inductor::cuda::ScatterEpilogue<x> > >"
+)
+THEIRS = (
+    "void cutlass::device_kernel<KernelTmaWarpSpecializedCooperative, cute::C<128>, cute::C<256>, "
+    "MMA_64x256x16_F32BF16BF16_SS>"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (AG_KERNEL, "ours AG 128x128 bf16 pingpong"),
+        (RS_KERNEL, "ours RS 256x192 fp16 n_major"),
+        (RS_DEMANGLED, "ours RS 128x256 bf16 n_major"),
+        ("_ZN13flux_inductor4cuda12_GLOBAL__N_117enter_call_kernelENS0_9CallEntryE", "ours enter_call"),
+        ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN", "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN"),
+        ("Memcpy PtoP (Device -> Device)", "Memcpy PtoP (Device -> Device)"),
+        ("void at::native::(anonymous namespace)::copy_kernel<4, at::x>(int)", "copy_kernel<4, x>(int)"),
+    ],
+)
+def test_kernels_are_told_apart_by_short_names(name: str, short: str) -> None:
+    assert short_name(name) == short
+    assert not short_name(THEIRS).startswith("ours")
+
+
+def test_the_rest_of_a_profile_is_in_one_line_and_in_the_sum() -> None:
+    times = by_name((f"kernel {index}", 10.0 * index) for index in range(1, 21) for _ in range(2))
+    header, *lines = table(times, calls=2).splitlines()
+    assert "us a call" in header
+    assert lines[0].split() == ["200.0", "1.0", "200.0", "kernel", "20"]
+    assert [line.split() for line in lines[18:]] == [
+        ["30.0", "2.0", "15.0", "2", "others"],
+        ["2100.0", "20.0", "105.0", "sum"],
+    ]
+
+
+def test_idle_is_what_the_compute_stream_leaves() -> None:
+    spans = [Span("a", 7, 0, 4), Span("b", 7, 2, 5), Span("copy", 9, 4, 9), Span("c", 7, 8, 10)]
+    assert idle_share(spans, stream=7) == pytest.approx(0.3)
