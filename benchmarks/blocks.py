@@ -38,7 +38,7 @@ from benchmarks.block_profile import profiled
 from benchmarks.gpu_timing import host_us, paired
 from benchmarks.llama_block import BLOCK_SHAPES, Blocks, BlockShape, parallel_blocks
 from benchmarks.versions import versions
-from benchmarks.without_collectives import WithoutCollectives
+from benchmarks.without_collectives import WithoutCollectives, check_untouched
 from flux_inductor import backend
 from flux_inductor.runtime.torch_private import process_group
 from tests.gpu.engine_ranks import nccl_group, run_gpu_ranks, why_not
@@ -146,7 +146,12 @@ def compiled(name: str, model: Blocks, strategy: str) -> Callable[[Tensor], Tens
     theirs: dict[str, Any] = {
         "inductor": {},
         "async TP": {"_micro_pipeline_tp": True},
-        "compute": {"post_grad_custom_post_pass": WithoutCollectives()},
+        # Buffers are written once: else the program would write zeros, in time, into what is there already.
+        "compute": {
+            "post_grad_custom_post_pass": WithoutCollectives(),
+            "allow_buffer_reuse": False,
+            "inplace_buffers": False,
+        },
     }
     whole = partial(torch.compile, model, dynamic=False, fullgraph=True)
     if name == "ours":
@@ -199,6 +204,7 @@ def _measure_one(program: Program, shape: str, mode: str, group: str, setting: S
             _tell(f"  async TP is left out: {type(error).__name__}: {error}")
     del exact
     times = _timed(calls, group, setting)
+    check_untouched()
     rows = [Row(shape, mode, name, *times[name], **known[name]) for name in calls]
     _tell(table(rows))
     if setting.profile:
