@@ -28,7 +28,7 @@ def check_untouched() -> None:
     for (shape, *_), tensor in _results.items():
         spread = float(tensor.float().std())
         if not 0.9 < spread < 1.1:
-            raise RuntimeError(f"ready tensor {list(shape)} was written to: its deviation is {spread:g}, not 1")
+            raise RuntimeError(f"the ready tensor {list(shape)} was written to: deviation {spread:g}")
 
 
 def _gathered(x: Tensor, world: int) -> Tensor:
