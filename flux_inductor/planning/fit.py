@@ -55,14 +55,15 @@ def op_us(problem: Problem, plan: Plan) -> float:
     rounds = [Rounds(problem.world, each.rows * each.columns, resident, one) for each in grids]
     if problem.kind == "all_gather_matmul":
         chunks = -(-known(problem.extent) // plan.chunk)
-        time = gather_us(rounds, chunks, known(problem.shard_bytes), kept=problem.return_gathered)
+        before = [tiles_before_chunks(each, plan, chunks) for each in grids]
+        time = gather_us(rounds, before, known(problem.shard_bytes), kept=problem.return_gathered)
         return max(time, _least_us(problem, chunks))
     cut = _tiles_of_chunks(grids[0], plan)
     tile_bytes = problem.itemsize * tile.m * tile.n * tile.cluster_m * tile.cluster_n
     partials = KERNEL.addition.value + (problem.world - 2) * KERNEL.partial.value
     addition = partials * tile.m * tile.n / (128 * 256)
     if plan.direction == "store":
-        time = store_us(rounds[0], cut, tile_bytes, addition, pingpong=tile.pingpong)
+        time = store_us(rounds[0], cut, tile_bytes, addition)
         return max(time, _least_us(problem, 0))
     return max(push_us(rounds[0], cut, tile_bytes, addition), _least_us(problem, len(cut)))
 
@@ -76,6 +77,16 @@ def _least_us(problem: Problem, chunks: int) -> float:
     weight_bytes = sum(map(known, problem.columns)) * known(problem.depth) * problem.itemsize
     host = KERNEL.host.value + (problem.world - 1) * chunks * KERNEL.copy.value
     return max(host, KERNEL.launch.value + weight_bytes / (1e3 * CUDA.memory.value))
+
+
+def tiles_before_chunks(tiles: Grid, plan: Plan, chunks: int) -> list[int]:
+    """Clusters of a part that come before the first one that needs a chunk, in the kernel's order.
+
+    The rows of a sweep are claimed together: where chunks end inside of one, it waits for two of them.
+    """
+    rows = (number * plan.chunk // tiles.height for number in range(chunks))
+    groups = ((row, row // plan.sweep * plan.sweep) for row in rows)
+    return [first * tiles.columns + row - first for row, first in groups]
 
 
 def _tiles_of_chunks(tiles: Grid, plan: Plan) -> list[int]:
@@ -127,10 +138,18 @@ def sweeps(tiles: Grid) -> list[int]:
 
 
 def best_sweep(tiles: Grid, chunk: int) -> int:
-    """The sweep that reads the fewest operands, of those that wait for one chunk of rows at a time."""
-    rows = tiles.tile.m * tiles.tile.cluster_m
-    patient = [sweep for sweep in sweeps(tiles) if sweep * rows <= chunk] or [1]
-    return min(patient, key=lambda sweep: (sweep_loss(tiles, sweep), sweep))
+    """The sweep that reads the fewest operands, of those that wait for one chunk of rows at a time.
+
+    Chunks that are no whole number of sweeps count as a loss: they leave a sweep that waits for the next one.
+    """
+    whole = chunk >= tiles.rows * tiles.height
+    patient = [sweep for sweep in sweeps(tiles) if sweep * tiles.height <= chunk] or [1]
+
+    def cost(sweep: int) -> tuple[float, int]:
+        left = 0.0 if whole else chunk % (sweep * tiles.height) / chunk
+        return sweep_loss(tiles, sweep) + left, sweep
+
+    return min(patient, key=cost)
 
 
 @lru_cache(maxsize=4096)

@@ -84,6 +84,7 @@ class KernelModel:
         rate: of one multiprocessor, TFLOP/s; traffic: its loss by loads, per (1/m + 1/n) of a tile.
         last: a last round of which a share f is filled takes f ** last of a round: idle multiprocessors
             leave their power to the others, but the deepest tile still has its depth.
+        lockstep: share of a round that a reduce_scatter loses where all tiles for peers fit into one.
         handover: between the two warpgroups of a pingpong tile, us.
         epilogue: stores and counters of a cooperative tile of 128 x 256 of a reduce_scatter, us.
         addition: from a peer's partial of such a tile to the stored sum, us.
@@ -99,8 +100,9 @@ class KernelModel:
         gather_interference, scatter_interference: see MachineModel.
     Stores of the kernel
         stores: rate to a peer, GB/s.
-        stall, pingpong_stall: share of a round's stores that the next round's products wait for.
+        stall: share of a round's stores that the next round's products wait for.
         kept: rate of the stores of a gathered tensor that is kept, GB/s.
+        kept_interference: what products lose beside them, see MachineModel.
     Other communication
         reserve: multiprocessors left to it, where there is any: a GEMM that fills the device holds them to
             its end, and kernels of NCCL that start meanwhile would wait (rule R2).
@@ -110,6 +112,7 @@ class KernelModel:
     rate: Quantity
     traffic: Quantity
     last: Quantity
+    lockstep: Quantity
     handover: Quantity
     epilogue: Quantity
     addition: Quantity
@@ -126,8 +129,8 @@ class KernelModel:
     scatter_interference: Quantity
     stores: Quantity
     stall: Quantity
-    pingpong_stall: Quantity
     kept: Quantity
+    kept_interference: Quantity
     reserve: Quantity
 
     def __str__(self) -> str:
@@ -197,6 +200,7 @@ CUDA = MachineModel(
 
 _ALONE = f"fitted to the kernels alone, {_H200}"
 _FUSED = f"fitted to the fused kernels, {_H200}"
+_ENGINE = f"fitted to whole calls of two processes, plans.json, {_H200}"
 _ESTIMATE = "estimate, to be measured"
 
 KERNEL = KernelModel(
@@ -204,24 +208,25 @@ KERNEL = KernelModel(
     rate=Quantity(7.08, "TFLOP/s", _ALONE),
     traffic=Quantity(13.1, "", _ALONE),
     last=Quantity(0.1, "", _ALONE),
-    handover=Quantity(1.0, "us", _ALONE),
-    epilogue=Quantity(4.2, "us", _ALONE),
+    lockstep=Quantity(0.2, "", _ENGINE),
+    handover=Quantity(0.7, "us", _ENGINE),
+    epilogue=Quantity(3.5, "us", _ENGINE),
     addition=Quantity(7.0, "us", _FUSED),
     partial=Quantity(2.2, "us", "estimate, to be measured: 64 KB at a share of the memory's rate"),
     launch=Quantity(8.3, "us", _ALONE),
     fork=Quantity(1.2, "us", _FUSED),
     host=Quantity(40, "us", _ESTIMATE),
     copy=Quantity(3, "us", _ESTIMATE),
-    chunk=Quantity(5, "us", _FUSED),
-    block=Quantity(11, "us", _FUSED),
-    copies=Quantity(388, "GB/s", _FUSED),
-    blocks=Quantity(365, "GB/s", _FUSED),
-    gather_interference=Quantity(0.1, "", _FUSED),
-    scatter_interference=Quantity(0.15, "", _FUSED),
-    stores=Quantity(300, "GB/s", _ESTIMATE),
-    stall=Quantity(0.5, "", _ESTIMATE),
-    pingpong_stall=Quantity(0.2, "", _ESTIMATE),
+    chunk=Quantity(5, "us", _ENGINE),
+    block=Quantity(10, "us", _ENGINE),
+    copies=Quantity(350, "GB/s", _ENGINE),
+    blocks=Quantity(345, "GB/s", _ENGINE),
+    gather_interference=Quantity(0.07, "", _ENGINE),
+    scatter_interference=Quantity(0.1, "", _ENGINE),
+    stores=Quantity(300, "GB/s", _ENGINE),
+    stall=Quantity(0.5, "", _ENGINE),
     kept=Quantity(600, "GB/s", _ESTIMATE),
+    kept_interference=Quantity(0.06, "", _ENGINE),
     reserve=Quantity(8, "", _ESTIMATE),
 )
 

@@ -97,6 +97,11 @@ class Grid:
     rows: int
     columns: int
 
+    @property
+    def height(self) -> int:
+        """Rows of the product in a cluster."""
+        return self.tile.m * self.tile.cluster_m
+
 
 def at_once(tile: Tile, reserve: int = 0) -> int:
     """Clusters that the device holds when it leaves `reserve` multiprocessors to others; at least one."""

@@ -9,10 +9,11 @@ ends one round after the one `at_once` places before it. A tile that waits for a
     matmul_reduce_scatter  the arrival of a chunk + the rounds of the tiles from its first one on, less one:
                            only the epilogue needs the peers' partials,
 
-over all chunks. In a reduce_scatter a chunk leaves when its last tile is done; in an all_gather at once. The
-copy engine moves one chunk after another. Stores of the kernel need no engine, but the tiles of a round end
-together, and so do their stores: the link is busy in bursts, and a burst that outlasts its turn stalls the
-next round.
+over all chunks. Which tile is the first to need a chunk, the kernel's order says: a sweep across two chunks
+holds tiles of both. In a reduce_scatter a chunk leaves when its last tile is done; in an all_gather at once.
+The copy engine moves one chunk after another. Stores of the kernel need no engine, but the tiles of a round
+end together, and so do their stores: the link is busy in bursts, and a burst that outlasts its turn stalls
+the next round.
 """
 
 from __future__ import annotations
@@ -45,33 +46,34 @@ class Rounds:
     def all_tiles(self) -> int:
         return self.parts * self.tiles
 
-    def time(self, tiles: float) -> float:
+    def time(self, tiles: int) -> float:
         """Of so many tiles in a row."""
         full, rest = divmod(tiles, self.at_once)
-        if not full:
-            return self.us
-        # Shares come as floats: what is no tile is no round.
-        return self.us * (full + ((rest / self.at_once) ** KERNEL.last.value if rest > 0.01 else 0.0))
+        return self.us * (full + ((rest / self.at_once) ** KERNEL.last.value if rest else 0.0))
 
 
-def gather_us(launches: Sequence[Rounds], chunks: int, shard_bytes: int, *, kept: bool) -> float:
+def gather_us(
+    launches: Sequence[Rounds], before: Sequence[Sequence[int]], shard_bytes: int, *, kept: bool
+) -> float:
     """all_gather_matmul with launches one after another, of which the first ones wait.
 
     Args:
-        chunks: of a shard.
+        before: of each launch, how many tiles of a part come before the first one that needs a chunk, for
+            each chunk of a shard.
         kept: the kernel stores the gathered tensor, too.
     """
-    world = launches[0].parts
+    world, chunks = launches[0].parts, len(before[0])
     one = KERNEL.chunk.value + shard_bytes / chunks / (_KILO * KERNEL.copies.value)
     peers = (world - 1) * chunks
     end = KERNEL.gather_interference.value * peers * one
-    for launch in launches:
+    for launch, ahead in zip(launches, before, strict=True):
         free = end + launch.time(launch.all_tiles)
-        left = ((world - 1) * launch.tiles - launch.tiles * number / chunks for number in range(peers))
+        left = [peer * launch.tiles - tiles for peer in range(world - 1, 0, -1) for tiles in ahead]
         late = ((number + 1) * one + launch.time(tiles) for number, tiles in enumerate(left))
         end = max(free, *late)
     if kept:
         rate = _KILO * KERNEL.kept.value
+        end += KERNEL.kept_interference.value * world * shard_bytes / rate
         end = max(end, world * shard_bytes / rate, peers * one + shard_bytes / chunks / rate)
     return KERNEL.fork.value + len(launches) * KERNEL.launch.value + end
 
@@ -92,24 +94,27 @@ def push_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: fl
     moved = (rounds.parts - 1) * rounds.tiles * tile_bytes / (_KILO * KERNEL.blocks.value)
     free = rounds.time(rounds.all_tiles) + KERNEL.scatter_interference.value * moved
     late = _last_own_tile(rounds, chunks, leaves, addition)
-    return KERNEL.fork.value + KERNEL.launch.value + max(free, late)
+    return KERNEL.fork.value + KERNEL.launch.value + max(free, late) + _lockstep_us(rounds)
 
 
-def store_us(
-    rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: float, *, pingpong: bool
-) -> float:
+def store_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: float) -> float:
     """matmul_reduce_scatter whose kernel stores its partials into the peers' memory; arguments as above."""
     peers = (rounds.parts - 1) * rounds.tiles
     burst = min(rounds.at_once, peers) * tile_bytes / (_KILO * KERNEL.stores.value)
-    stall = KERNEL.pingpong_stall.value if pingpong else KERNEL.stall.value
-    slow = max(1 + stall * burst / rounds.us, burst / rounds.us)
+    slow = max(1 + KERNEL.stall.value * burst / rounds.us, burst / rounds.us)
 
     def leaves(done: int, tiles: int, free: float) -> float:
         return rounds.time(done) * slow + burst
 
     free = rounds.time(rounds.all_tiles) + (slow - 1) * rounds.time(peers)
     late = _last_own_tile(rounds, chunks, leaves, addition)
-    return KERNEL.launch.value + max(free, late)
+    return KERNEL.launch.value + max(free, late) + _lockstep_us(rounds)
+
+
+def _lockstep_us(rounds: Rounds) -> float:
+    """What is lost where all tiles for the peers end at once, and so do the own ones behind them."""
+    together = (rounds.parts - 1) * rounds.tiles <= rounds.at_once
+    return KERNEL.lockstep.value * rounds.us if together else 0.0
 
 
 def _last_own_tile(
@@ -122,14 +127,12 @@ def _last_own_tile(
             when the one before it had left. What leaves here tells what comes in: the ranks are alike.
     """
     done, free, end = 0, 0.0, 0.0
-    # Tiles that all start at once find nothing to overlap: measured a round later than they need be.
-    idle = rounds.us if (rounds.parts - 1) * rounds.tiles <= rounds.at_once else 0.0
     for peer in range(rounds.parts - 1):
         left = rounds.tiles
         for tiles in chunks:
             done += tiles
             free = leaves(done, tiles, free)
             if peer == rounds.parts - 2:
-                end = max(end, free + addition + rounds.time(left) - rounds.us + idle)
+                end = max(end, free + addition + max(rounds.time(left) - rounds.us, 0.0))
                 left -= tiles
     return end
