@@ -152,7 +152,7 @@ class ScatterEpilogue : public Base_ {
         params_(params),
         stored_(cute::cast_smem_ptr_to_uint(&storage.stored)) {
     if (!Pingpong && threadIdx.x == kStoringThread) {
-      *const_cast<uint32_t volatile*>(&storage.stored) = 0;
+      atomicExch(&storage.stored, 0u);
       __threadfence_block();
     }
   }
