@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import time
 import warnings
@@ -24,8 +23,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
-
-os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")  # the report shows decisions of this run
 
 import torch
 import torch.distributed as dist
@@ -167,6 +164,8 @@ def measure(rank: int, world: int, setting: Setting) -> list[Row]:
     """The body of a rank; the rows are the same on all."""
     torch.use_deterministic_algorithms(False)  # no filling of new tensors while the clock runs
     torch._dynamo.config.recompile_limit = 64  # one program, compiled in many ways
+    torch._inductor.config.fx_graph_cache = False  # the report shows decisions of this run
+    torch._functorch.config.enable_autograd_cache = False
     group = nccl_group(world, seconds=120) if setting.device == "cuda" else "0"
     if "async TP" in setting.candidates:
         _enable_async_tp(group)
