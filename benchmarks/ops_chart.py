@@ -21,7 +21,7 @@ COLOURS = {
     "ours": "#1f618d",
 }
 TITLES = {"all_gather_matmul": "all_gather + matmul", "matmul_reduce_scatter": "matmul + reduce_scatter"}
-HIGHEST = 2.5  # ratios beyond are cut off and written
+HIGHEST = 2.7  # ratios beyond are cut off and written
 
 
 def draw(rows: list[dict[str, Any]], versions: dict[str, str], path: str) -> None:

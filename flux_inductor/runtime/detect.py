@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from flux_inductor.planning.topology import Topology
 from flux_inductor.runtime import torch_private
+from flux_inductor.runtime.errors import PeerTimeoutError
 from flux_inductor.runtime.groups import process_group, state_of
 
 _HOST_KEY = "flux_inductor/host/{rank}"
@@ -49,7 +51,7 @@ def topology_of(group: str, device: str) -> Topology:
 
     Raises:
         ValueError: no such group, a device that has no engine, or nodes with unequal numbers of ranks.
-        torch.distributed.DistStoreError: a rank has not published its host in time.
+        PeerTimeoutError: a rank has not published its host in time.
     """
     known = state_of(group, _KnownTopologies).of
     if device not in known:
@@ -62,17 +64,31 @@ def _detect(pg: dist.ProcessGroup, device: str) -> Topology:
     # collectives with these ranks run beside ours.
     shared = pg.size() < dist.get_world_size()
     if device == "cpu":
-        return Topology("cpu", pg.size(), _nodes(pg), link="shm", shared=shared)
+        return Topology("cpu", pg.size(), _nodes(pg, device), link="shm", shared=shared)
     if device == "cuda":
         joined = torch.cuda.is_available() and torch_private.nvlink_between_all()
-        return Topology("cuda", pg.size(), _nodes(pg), link="nvlink" if joined else "pcie", shared=shared)
+        return Topology(
+            "cuda", pg.size(), _nodes(pg, device), link="nvlink" if joined else "pcie", shared=shared
+        )
     raise ValueError(f"no engine for device {device!r}; leave its collectives unfused")
 
 
-def _nodes(group: dist.ProcessGroup) -> int:
+def _nodes(group: dist.ProcessGroup, device: str) -> int:
     if torch_private.is_fake(group):
         return 1
     publish_host()
-    store = torch_private.default_store()
-    keys = [_HOST_KEY.format(rank=rank) for rank in dist.get_process_group_ranks(group)]
-    return len({store.get(key) for key in keys})
+    limit = torch_private.timeout(group, device)
+    return len({_host_of(rank, limit) for rank in dist.get_process_group_ranks(group)})
+
+
+def _host_of(rank: int, limit: timedelta) -> bytes:
+    store, key = torch_private.default_store(), _HOST_KEY.format(rank=rank)
+    try:
+        store.wait([key], limit)
+    except RuntimeError as error:  # a DistStoreError is one; a FileStore raises no more than that
+        raise PeerTimeoutError(
+            f"rank {rank} compiled or called nothing fused within {limit.total_seconds():g} s, the time-out "
+            "of the process group; all ranks of a group must compile what one of them does, also for "
+            "flux_inductor.explain()"
+        ) from error
+    return bytes(store.get(key))
