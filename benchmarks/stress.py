@@ -71,7 +71,8 @@ class Program:
         weight = self.tensor(dtype, depth, columns)
         plan = self.plan()
         engine = engine_for("all_gather_matmul", "cpu", GROUP, plan)
-        outputs = engine.all_gather_matmul(shards[self.rank], [weight], [], GROUP, plan, 1, wanted)
+        call = engine.bind_gather(shards[self.rank], [weight], GROUP, plan, 1, wanted)
+        outputs = call(shards[self.rank], [weight], [])
         whole = torch.cat(shards, 1)
         self.largest_bytes = max(self.largest_bytes, whole.nbytes)
         right = torch.equal(outputs[0], (whole.float() @ weight.float()).to(dtype))
@@ -84,8 +85,9 @@ class Program:
         weight = self.tensor(dtype, depth, columns * self.world)
         plan = self.plan()
         engine = engine_for("matmul_reduce_scatter", "cpu", GROUP, plan)
-        result = engine.matmul_reduce_scatter(
-            inputs[self.rank], weight, None, None, GROUP, plan, dim, "sum", 1.0
+        x = inputs[self.rank]
+        result = engine.bind_scatter(x, weight, None, None, GROUP, plan, dim, "sum", 1.0)(
+            x, weight, None, None
         )
         product = (torch.stack(inputs).sum(0).float() @ weight.float()).to(dtype)
         self.largest_bytes = max(self.largest_bytes, product.nbytes)

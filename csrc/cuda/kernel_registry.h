@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -37,5 +38,18 @@ struct KernelEntry {
   void (*launch)(Problem const&, cudaStream_t);
   int (*prepare)();  // loads the kernel; returns the clusters resident at once
 };
+
+// Every kernel of an op. Each family has a translation unit of its own, since it takes minutes to
+// compile.
+template <class Problem>
+std::vector<KernelEntry<Problem>> all_families(
+    std::initializer_list<std::vector<KernelEntry<Problem>> (*)()> families) {
+  std::vector<KernelEntry<Problem>> all;
+  for (auto family : families) {
+    auto menu = family();
+    all.insert(all.end(), menu.begin(), menu.end());
+  }
+  return all;
+}
 
 }  // namespace flux_inductor::cuda

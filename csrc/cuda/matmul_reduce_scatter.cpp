@@ -4,22 +4,15 @@
 
 namespace flux_inductor::cuda {
 
-// One family a translation unit, since each takes minutes to compile.
 std::vector<MatmulReduceScatterKernel> matmul_reduce_scatter_bf16_k_major();
 std::vector<MatmulReduceScatterKernel> matmul_reduce_scatter_bf16_n_major();
 std::vector<MatmulReduceScatterKernel> matmul_reduce_scatter_fp16_k_major();
 std::vector<MatmulReduceScatterKernel> matmul_reduce_scatter_fp16_n_major();
 
 std::vector<MatmulReduceScatterKernel> const& matmul_reduce_scatter_kernels() {
-  static std::vector<MatmulReduceScatterKernel> const kernels = [] {
-    std::vector<MatmulReduceScatterKernel> all;
-    for (auto family : {matmul_reduce_scatter_bf16_k_major, matmul_reduce_scatter_bf16_n_major,
-                        matmul_reduce_scatter_fp16_k_major, matmul_reduce_scatter_fp16_n_major}) {
-      auto entries = family();
-      all.insert(all.end(), entries.begin(), entries.end());
-    }
-    return all;
-  }();
+  static std::vector<MatmulReduceScatterKernel> const kernels = all_families<MatmulReduceScatter>(
+      {matmul_reduce_scatter_bf16_k_major, matmul_reduce_scatter_bf16_n_major,
+       matmul_reduce_scatter_fp16_k_major, matmul_reduce_scatter_fp16_n_major});
   return kernels;
 }
 

@@ -37,7 +37,7 @@ class BoundCall(Generic[Run]):
 
 
 class Executes(Protocol):
-    """Executes the ops under one plan. Arguments are the ops' own (see ops.py), checked before."""
+    """Executes the ops under one plan, at once. Arguments are the ops' own (see ops.py), checked before."""
 
     def all_gather_matmul(
         self,

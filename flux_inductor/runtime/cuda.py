@@ -208,30 +208,3 @@ class CudaEngine:
         )
         partials = _Result((prepared.partials,), x.dtype, x.device) if prepared.partials else None
         return _Scatter(state, prepared, x_fits, weight_fits, result, partials, factor)
-
-    def all_gather_matmul(
-        self,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        biases: Sequence[Tensor | None],
-        group: str,
-        plan: Plan,
-        gather_dim: int,
-        return_gathered: bool,
-    ) -> list[Tensor]:
-        return self.bind_gather(x, weights, group, plan, gather_dim, return_gathered)(x, weights, biases)
-
-    def matmul_reduce_scatter(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        addend: Tensor | None,
-        group: str,
-        plan: Plan,
-        scatter_dim: int,
-        reduce_op: str,
-        scale: float,
-    ) -> Tensor:
-        run = self.bind_scatter(x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale)
-        return run(x, weight, bias, addend)

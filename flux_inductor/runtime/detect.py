@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from flux_inductor.planning.topology import Topology
+from flux_inductor.planning.topology import LINKS, Device, Link, Topology
 from flux_inductor.runtime import torch_private
 from flux_inductor.runtime.errors import PeerTimeoutError
 from flux_inductor.runtime.groups import process_group, state_of
@@ -63,14 +63,15 @@ def _detect(pg: dist.ProcessGroup, device: str) -> Topology:
     # The default group has all ranks: who is outside of this group has other data, or other layers, and its
     # collectives with these ranks run beside ours.
     shared = pg.size() < dist.get_world_size()
+    if device not in LINKS:
+        raise ValueError(f"no engine for device {device!r}; leave its collectives unfused")
+    return Topology(device, pg.size(), _nodes(pg, device), link=_link(device), shared=shared)
+
+
+def _link(device: Device) -> Link:
     if device == "cpu":
-        return Topology("cpu", pg.size(), _nodes(pg, device), link="shm", shared=shared)
-    if device == "cuda":
-        joined = torch.cuda.is_available() and torch_private.nvlink_between_all()
-        return Topology(
-            "cuda", pg.size(), _nodes(pg, device), link="nvlink" if joined else "pcie", shared=shared
-        )
-    raise ValueError(f"no engine for device {device!r}; leave its collectives unfused")
+        return "shm"
+    return "nvlink" if torch.cuda.is_available() and torch_private.nvlink_between_all() else "pcie"
 
 
 def _nodes(group: dist.ProcessGroup, device: str) -> int:

@@ -15,7 +15,7 @@ from flux_inductor.planning.plan import Plan, check_plan
 from flux_inductor.planning.problem import Kind
 from flux_inductor.planning.strategy import add_engine
 from flux_inductor.planning.topology import Device
-from flux_inductor.runtime.bound import Executes, GatherRun, ScatterRun
+from flux_inductor.runtime.bound import GatherRun, ScatterRun
 from flux_inductor.runtime.groups import group_size, process_group
 from flux_inductor.runtime.reference import ReferenceEngine
 from flux_inductor.runtime.torch_private import is_fake
@@ -24,8 +24,8 @@ ENGINE_VARIABLE = "FLUX_INDUCTOR_ENGINE"
 ENGINE_CHOICES = ("auto", "reference")
 
 
-class Engine(Executes, Protocol):
-    """Executes the ops, at once or bound first to the shapes and options of a call (see bound.py)."""
+class Engine(Protocol):
+    """Executes the ops, each call bound first to its shapes and options (see bound.py), checked before."""
 
     @property
     def name(self) -> str: ...
@@ -85,7 +85,8 @@ def engine_for(op: Kind, device_type: str, group: str, plan: Plan) -> Engine:
         ValueError: the variable has another value, there is no such group, no engine for the device, or the
             engine cannot run the plan.
     """
-    choice = os.environ.get(ENGINE_VARIABLE, "auto")
+    variable = engine_choice()
+    choice = "auto" if variable is None else os.fsdecode(variable)
     if choice not in ENGINE_CHOICES:
         raise ValueError(f"{ENGINE_VARIABLE}={choice!r}; it must be one of {', '.join(ENGINE_CHOICES)}")
     engine: Engine

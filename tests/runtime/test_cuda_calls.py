@@ -271,7 +271,8 @@ def test_blocking_launches_would_hang_where_copies_follow_the_kernel(monkeypatch
         scatter(x, weight)
     gather(x, [weight], [])
     stores = Plan("mesh", "store", 64)
-    cuda.CudaEngine().matmul_reduce_scatter(x, weight, None, None, GROUP, stores, 0, "sum", 1.0)
+    run = cuda.CudaEngine().bind_scatter(x, weight, None, None, GROUP, stores, 0, "sum", 1.0)
+    run(x, weight, None, None)
 
 
 def test_a_record_that_was_never_finished(monkeypatch: pytest.MonkeyPatch) -> None:

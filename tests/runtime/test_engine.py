@@ -50,16 +50,16 @@ def traces(rank: int, world: int) -> None:
     cpu_group.INLINE_BYTES = 0  # the transfer thread's events are seen from the caller's side
     for direction in ("push", "pull"):
         plan = Plan("mesh", direction, 2)  # type: ignore[arg-type]
-        engine = engine_for("all_gather_matmul", "cpu", "0", plan)
+        run = engine_for("all_gather_matmul", "cpu", "0", plan).bind_gather(x, [weight], "0", plan, 0, False)
         with trace.record_trace() as events:
-            engine.all_gather_matmul(x, [weight], [], "0", plan, 0, False)
+            run(x, [weight], [])
         with (
             pytest.raises(RuntimeError, match="being recorded already"),
             trace.record_trace(),
             trace.record_trace(),
         ):
             pass
-        engine.all_gather_matmul(x, [weight], [], "0", plan, 0, False)
+        run(x, [weight], [])
         chunks = {
             what: [(e.owner, e.chunk) for e in events if e.what == what]
             for what in ("wait", "multiply", "move")
