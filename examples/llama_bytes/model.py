@@ -26,12 +26,16 @@ BYTES = 256  # the vocabulary: every value of a byte
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the model. `hidden`, `heads`, `inner` must be divisible by the number of ranks."""
+    """Sizes of the model. `hidden`, `heads`, `inner` must be divisible by the number of ranks.
+
+    `kv_heads` is the number of keys and values, of which several queries share each; 0: one for each query.
+    """
 
     layers: int = 4
     hidden: int = 256
     heads: int = 4
     inner: int = 768  # width of the feed-forward layer
+    kv_heads: int = 0
 
 
 class Attention(nn.Module):
@@ -40,9 +44,11 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.head_size = shape.hidden // shape.heads
+        kv_heads = shape.kv_heads or shape.heads
+        self.sharing = shape.heads // kv_heads  # queries of one key
         self.query = nn.Linear(shape.hidden, shape.hidden, bias=False)
-        self.key = nn.Linear(shape.hidden, shape.hidden, bias=False)
-        self.value = nn.Linear(shape.hidden, shape.hidden, bias=False)
+        self.key = nn.Linear(shape.hidden, kv_heads * self.head_size, bias=False)
+        self.value = nn.Linear(shape.hidden, kv_heads * self.head_size, bias=False)
         self.out = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -52,10 +58,18 @@ class Attention(nn.Module):
             return projected.view(batch, sequence, -1, self.head_size).transpose(1, 2)
 
         query = rotate(heads(self.query(x)), cosine, sine)
-        key = rotate(heads(self.key(x)), cosine, sine)
-        mixed = F.scaled_dot_product_attention(query, key, heads(self.value(x)), is_causal=True)
+        key = self._for_each_query(rotate(heads(self.key(x)), cosine, sine))
+        value = self._for_each_query(heads(self.value(x)))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, sequence, -1))
         return out
+
+    def _for_each_query(self, x: Tensor) -> Tensor:
+        if self.sharing == 1:
+            return x
+        batch, heads, sequence, size = x.shape
+        wide = x[:, :, None].expand(batch, heads, self.sharing, sequence, size)
+        return wide.reshape(batch, -1, sequence, size)
 
 
 class FeedForward(nn.Module):
