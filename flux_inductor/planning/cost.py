@@ -169,14 +169,17 @@ def predict(problem: Problem, plan: Plan, machine: MachineModel) -> Microseconds
 
 
 def explain(problem: Problem, plan: Plan, machine: MachineModel) -> str:
-    """The parts of a fused plan's prediction and of the unfused pair's, one a line, with their formulas."""
+    """The parts of a fused plan's prediction and of the unfused pair's, one a line, with their formulas.
+
+    The plan's own line is what `predict` says; where the timeline does, the parts are those of the outline.
+    """
     assert plan.fused
     kind, direction = problem.kind, plan.direction
     parts: dict[str, Callable[[Terms], Microseconds]] = {
         "unfused": lambda t: plan_us(kind, UNFUSED, t),
         "  collective": lambda t: collective_us(kind, t),
         "  matmul": matmul_us,
-        str(plan): lambda t: plan_us(kind, plan, t),
+        str(plan): lambda _: predict(problem, plan, machine),
         "  entry": lambda t: t.entry,
         "  one step": lambda t: step_us(kind, t),
         "  one transfer": lambda t: transfer_us(direction, t),

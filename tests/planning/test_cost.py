@@ -115,8 +115,10 @@ def test_sizes_of_a_problem() -> None:
 
 def test_explain_shows_the_parts_and_their_formulas() -> None:
     problem = Problem("all_gather_matmul", 2, 1, 4096, (1280,), 8192, "bf16")
-    text = explain(problem, Plan("mesh", "push", 1024), CUDA)
+    plan = Plan("mesh", "push", 1024)
+    text = explain(problem, plan, CUDA)
     assert "mesh push chunk=1024" in text
+    assert f"{plan!s:<24}{predict(problem, plan, CUDA):12.1f} us" in text
     assert "one transfer                  53.6 us  = transfer + 0.001*shard_bytes/(chunks*push)" in text
 
 
