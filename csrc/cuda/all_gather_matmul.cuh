@@ -53,8 +53,7 @@ struct AllGatherMatmulTraits {
             p.world,
             p.rank,
             p.rows,
-            p.rows_per_chunk,
-            ceil_div(p.rows, p.rows_per_chunk),
+            p.chunks_at(p.rank),
             {p.wait_limit_ns, p.errors, Op::all_gather_matmul}};
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "error_record.h"
+#include "gather_chunks.h"
 #include "kernel_registry.h"
 
 namespace flux_inductor::cuda {
@@ -23,13 +24,20 @@ struct AllGatherMatmul {
   // The gathered tensor, [strips, world, rows, k] contiguous, for the kernel to store; or null. On
   // one launch of a call, best the one with the largest n. Needs own_row_stride == k.
   void* kept;
-  uint32_t const* signals;  // [world * chunks_per_shard]; see row_gate.cuh
+  uint32_t const* signals;  // [world * signals_per_shard()]; see gather_chunks.h
   uint32_t const* epoch;    // device memory; the value that this call's signals reach
-  int rows_per_chunk;
+  // Of chunks; of the last one of the shard that arrives last, 0: as any other; and in how many
+  // slices along K that one is sent.
+  int rows_per_chunk, last_rows, slices = 1;
   int group;            // rows of clusters swept together
   int multiprocessors;  // to use at most
   uint64_t wait_limit_ns;
   ErrorRecord* errors;
+
+  // As a rank sees them, who receives its left-hand neighbour's shard last.
+  GatherChunks chunks_at(int receiver) const {
+    return GatherChunks(rows, rows_per_chunk, last_rows, slices, k, (receiver + world - 1) % world);
+  }
 };
 
 using AllGatherMatmulKernel = KernelEntry<AllGatherMatmul>;

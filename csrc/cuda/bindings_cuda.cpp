@@ -74,17 +74,19 @@ void bind_problems(py::module_& m) {
                   "gathered", &G::gathered, "weight", &G::weight, "weight_stride",
                   &G::weight_stride, "bias", &G::bias, "product", &G::product, "kept", &G::kept,
                   "signals", &G::signals, "epoch", &G::epoch, "rows_per_chunk", &G::rows_per_chunk,
-                  "group", &G::group, "multiprocessors", &G::multiprocessors, "wait_limit_ns",
-                  &G::wait_limit_ns, "errors", &G::errors);
+                  "last_rows", &G::last_rows, "slices", &G::slices, "group", &G::group,
+                  "multiprocessors", &G::multiprocessors, "wait_limit_ns", &G::wait_limit_ns,
+                  "errors", &G::errors);
   using S = MatmulReduceScatter;
-  bind_problem<S>(m, "MatmulReduceScatter", "world", &S::world, "rank", &S::rank, "strips",
-                  &S::strips, "rows", &S::rows, "n", &S::n, "k", &S::k, "x", &S::x, "x_row_stride",
-                  &S::x_row_stride, "weight", &S::weight, "weight_stride", &S::weight_stride,
-                  "bias", &S::bias, "addend", &S::addend, "scale", &S::scale, "parts", &S::parts,
-                  "partials", &S::partials, "delivered", &S::delivered, "counters", &S::counters,
-                  "arrived", &S::arrived, "epoch", &S::epoch, "claims", &S::claims, "group",
-                  &S::group, "chunk_columns", &S::chunk_columns, "multiprocessors",
-                  &S::multiprocessors, "wait_limit_ns", &S::wait_limit_ns, "errors", &S::errors);
+  bind_problem<S>(
+      m, "MatmulReduceScatter", "world", &S::world, "rank", &S::rank, "strips", &S::strips, "rows",
+      &S::rows, "n", &S::n, "k", &S::k, "x", &S::x, "x_row_stride", &S::x_row_stride, "weight",
+      &S::weight, "weight_stride", &S::weight_stride, "bias", &S::bias, "addend", &S::addend,
+      "scale", &S::scale, "parts", &S::parts, "partials", &S::partials, "delivered", &S::delivered,
+      "counters", &S::counters, "arrived", &S::arrived, "epoch", &S::epoch, "claims", &S::claims,
+      "group", &S::group, "chunk_columns", &S::chunk_columns, "chunk_groups", &S::chunk_groups,
+      "first_groups", &S::first_groups, "last_groups", &S::last_groups, "multiprocessors",
+      &S::multiprocessors, "wait_limit_ns", &S::wait_limit_ns, "errors", &S::errors);
 }
 
 template <class Problem>
@@ -114,6 +116,8 @@ void bind_module(py::module_& m) {
   bind_kernels(m, "MatmulReduceScatterKernel", "matmul_reduce_scatter_kernels",
                &matmul_reduce_scatter_kernels);
 
+  m.def("gather_signals_per_shard",
+        [](AllGatherMatmul const& p) { return p.chunks_at(p.rank).signals_per_shard(); });
   py::class_<ScatterChunk>(m, "ScatterChunk")
       .def_readonly("part", &ScatterChunk::part)
       .def_readonly("index", &ScatterChunk::index)

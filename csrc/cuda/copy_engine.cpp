@@ -44,21 +44,53 @@ void wait_for_counter(uint32_t* counter, uint32_t at_least, cudaStream_t stream)
     throw std::runtime_error("cuStreamWaitValue32: error " + std::to_string(result));
 }
 
+// Rows and columns of a shard, in every strip.
+struct Block {
+  int first_row, last_row;
+  int first_column, last_column;
+};
+
+void push_block(AllGatherMatmul const& p, void* gathered, Block const& block, cudaStream_t stream) {
+  int64_t first = int64_t(block.first_row) * p.k + block.first_column;
+  int64_t rows = block.last_row - block.first_row;
+  int64_t from_strip = p.own_strip_stride, to_strip = int64_t(p.world) * p.rows * p.k;
+  char* to = at(gathered, int64_t(p.rank) * p.rows * p.k + first);
+  char const* from = at(p.own_shard, first);
+  int columns = block.last_column - block.first_column;
+  if (columns == p.k) {  // a strip's rows are contiguous
+    copy_matrix(to, to_strip, from, from_strip, rows * p.k, p.strips, stream);
+    return;
+  }
+  for (int strip = 0; strip < p.strips; ++strip) {
+    copy_matrix(at(to, strip * to_strip), p.k, at(from, strip * from_strip), p.k, columns, rows,
+                stream);
+  }
+}
+
 }  // namespace
 
 void push_shard(AllGatherMatmul const& p, ShardPush const& push, cudaStream_t stream) {
   if (p.own_row_stride != p.k)
     throw std::invalid_argument("push_shard: the rows of the shard must be contiguous");
-  int chunks = ceil_div(p.rows, p.rows_per_chunk);
   for (int distance = 1; distance < p.world; ++distance) {
     int peer = (p.rank - distance + p.world) % p.world;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      int64_t first = int64_t(chunk) * p.rows_per_chunk;
-      int64_t rows = std::min<int64_t>(p.rows_per_chunk, p.rows - first);
-      copy_matrix(at(push.gathered[peer], (int64_t(p.rank) * p.rows + first) * p.k),
-                  int64_t(p.world) * p.rows * p.k, at(p.own_shard, first * p.k), p.own_strip_stride,
-                  rows * p.k, p.strips, stream);
-      send_signal(push.signals[peer] + p.rank * chunks + chunk, p.epoch, stream);
+    GatherChunks chunks = p.chunks_at(peer);
+    uint32_t* signals = push.signals[peer] + p.rank * chunks.signals_per_shard();
+    Cut const& cut = chunks.cut_of(p.rank);
+    for (int chunk = 0; chunk < cut.chunks(); ++chunk) {
+      Block rows{cut.begin(chunk), cut.end(chunk), 0, p.k};
+      if (!chunks.sliced(p.rank, rows.first_row)) {
+        push_block(p, push.gathered[peer], rows, stream);
+        send_signal(signals + chunk, p.epoch, stream);
+        continue;
+      }
+      for (int slice = 0; slice < chunks.slices(); ++slice) {
+        rows.first_column = slice * chunks.steps_per_slice() * GatherChunks::kStepDepth;
+        rows.last_column =
+            std::min(p.k, (slice + 1) * chunks.steps_per_slice() * GatherChunks::kStepDepth);
+        push_block(p, push.gathered[peer], rows, stream);
+        send_signal(signals + chunk + slice, p.epoch, stream);
+      }
     }
   }
 }

@@ -12,7 +12,8 @@
 namespace flux_inductor::cuda {
 
 // Sends the own shard, chunk by chunk, into every peer's gathered buffer: all of it to rank - 1
-// first, who multiplies it first, then to rank - 2, and so on around the ring.
+// first, who multiplies it first, then to rank - 2, and so on around the ring. The last peer has no
+// other shard to wait for, so that its last chunk may come in slices.
 struct ShardPush {
   // Each rank's, as this rank addresses it; the own ones are not used.
   void* gathered[kMaxRanks];

@@ -1,7 +1,9 @@
 // CUTLASS's TMA + wgmma mainloop, with the rows of A gathered from several ranks. The producer warp
-// waits for a tile's chunks before its first load; rows of the own shard are read from the input
-// itself through a second descriptor, with no wait and no local copy. The multiplication is
-// untouched, so the result is that of the plain kernel to the bit.
+// waits for a tile's chunks before its first load; where the rows arrive in slices of K, it loads a
+// slice as soon as that is there, so that most of the tile is multiplied before its last bytes
+// arrive. Rows of the own shard are read from the input itself through a second descriptor, with no
+// wait and no local copy. The multiplication is untouched, so the result is that of the plain
+// kernel to the bit.
 #pragma once
 
 #include "cute/tensor.hpp"
@@ -55,18 +57,40 @@ class GatedMainloop : public Base_ {
                            cute::tuple<TensorA, TensorB> const& inputs, BlockCoord const& coord,
                            KTileIterator k_tile, int k_tiles, int thread, uint32_t block_rank,
                            TensorStorage& storage) {
-    auto [m, n, k, l] = coord;
-    ShardStrip shard(params.gate, l);
-    row_gate_.wait_for_rows(params.gate, shard, m * kTileRows, kTileRows);
-    typename Base::Params const& operands =
-        shard.own ? params.own : static_cast<typename Base::Params const&>(params);
-    Base::load(operands, pipeline, state, inputs,
-               cute::make_coord(m, n, k, shard.own ? shard.strip : l), k_tile, k_tiles, thread,
-               block_rank, storage);
+    for (int slice = 0;; ++slice) {
+      int steps = load_slice(params, pipeline, state, inputs, coord, k_tile, k_tiles, slice, thread,
+                             block_rank, storage);
+      k_tiles -= steps;
+      if (k_tiles == 0) return;
+      state.advance(steps);
+      for (int i = 0; i < steps; ++i) ++k_tile;
+    }
   }
 
  private:
   static constexpr int kTileRows = cute::size<0>(typename Base::TileShape{});
+  static_assert(cute::size<2>(typename Base::TileShape{}) == GatherChunks::kStepDepth);
+
+  // As many steps of the mainloop as the next wait is good for: all, where nothing comes in slices.
+  template <class TensorA, class TensorB, class KTileIterator, class BlockCoord>
+  CUTLASS_DEVICE int load_slice(Params const& params, MainloopPipeline pipeline,
+                                PipelineState state, cute::tuple<TensorA, TensorB> const& inputs,
+                                BlockCoord const& coord, KTileIterator k_tile, int k_tiles,
+                                int slice, int thread, uint32_t block_rank,
+                                TensorStorage& storage) {
+    auto [m, n, k, l] = coord;
+    ShardStrip shard(params.gate, l);
+    row_gate_.wait_for_rows(params.gate, shard, m * kTileRows, kTileRows, slice);
+    int steps = k_tiles;
+    if (params.gate.chunks.sliced(shard.source, (m + 1) * kTileRows - 1))
+      steps = cute::min(steps, params.gate.chunks.steps_per_slice());
+    typename Base::Params const& operands =
+        shard.own ? params.own : static_cast<typename Base::Params const&>(params);
+    Base::load(operands, pipeline, state, inputs,
+               cute::make_coord(m, n, k, shard.own ? shard.strip : l), k_tile, steps, thread,
+               block_rank, storage);
+    return steps;
+  }
 
   RowGate row_gate_;
 };

@@ -93,7 +93,8 @@ class KeepingEpilogue : public Base_ {
     int first_row = m * kTileRows;
     if (first_row >= keep_.gate.rows) return state;
     ShardStrip shard(keep_.gate, l);
-    row_gate_.wait_for_rows(keep_.gate, shard, first_row, kTileRows);
+    row_gate_.wait_for_rows(keep_.gate, shard, first_row, kTileRows,
+                            keep_.gate.chunks.slices() - 1);
     if (lane == 0) {
       int rows = cute::min(first_row + kTileRows, keep_.gate.rows) - first_row;
       Share share(rows * keep_.row_bytes, n, keep_.n_tiles);

@@ -24,7 +24,9 @@ TileOrder scatter_order(MatmulReduceScatter const& p, Tile const& tile) {
 }
 
 ScatterChunks scatter_cut(MatmulReduceScatter const& p, Tile const& tile) {
-  return ScatterChunks(scatter_order(p, tile), p.chunk_columns);
+  TileOrder order = scatter_order(p, tile);
+  Cut groups(order.groups(), p.chunk_groups, p.first_groups, p.last_groups);
+  return ScatterChunks(order, p.chunk_columns, groups, p.first_groups > 0);
 }
 
 int scatter_chunks_per_part(MatmulReduceScatter const& p, Tile const& tile) {

@@ -37,7 +37,9 @@ struct MatmulReduceScatter {
   uint32_t* claims;       // zero at the start
   int group;              // rows of clusters swept together
   int chunk_columns;      // columns of clusters in a chunk
-  int multiprocessors;    // to use at most
+  // Groups in a chunk; in a part's first and last one, 0: as in any other.
+  int chunk_groups = 1, first_groups, last_groups;
+  int multiprocessors;  // to use at most
   uint64_t wait_limit_ns;
   ErrorRecord* errors;
 };

@@ -2,22 +2,20 @@
 #pragma once
 
 #include "cute/tensor.hpp"
-#include "divider.h"
+#include "gather_chunks.h"
 #include "signals.cuh"
 
 namespace flux_inductor::cuda {
 
-// Where the chunks of A come from, and how to know that they are there. Chunk c of rank r is rows
-// [c * rows_per_chunk, (c + 1) * rows_per_chunk) of r's shard, in every strip; its signal is
-// signals[r * chunks_per_shard + c], which reaches *epoch when the chunk is there.
+// Where the chunks of A come from, and how to know that they are there: a signal reaches *epoch
+// when its chunk, or slice of a chunk, is there. gather_chunks.h says which signal is whose.
 struct Gate {
   uint32_t const* signals;
   uint32_t const* epoch;
   Divider world;
   int rank;
   int rows;  // of a shard, per strip
-  Divider rows_per_chunk;
-  int chunks_per_shard;
+  GatherChunks chunks;
   WaitLimit limit;
 };
 
@@ -38,17 +36,18 @@ struct ShardStrip {
 // orders nothing for this one.
 class RowGate {
  public:
-  // Returns when rows [first_row, first_row + rows) of a shard may be read by TMA; rows over the
-  // shard's end count as there, and so does the own shard. By a whole warp.
+  // Returns when rows [first_row, first_row + rows) of a shard may be read by TMA, up to the end of
+  // a slice where they were sent in slices; rows over the shard's end count as there, and so does
+  // the own shard. By a whole warp.
   CUTLASS_DEVICE void wait_for_rows(Gate const& gate, ShardStrip const& shard, int first_row,
-                                    int rows) {
+                                    int rows, int slice) {
     if (shard.own || first_row >= gate.rows) return;  // behind the end: padding tile of a cluster
     int last_row = cute::min(first_row + rows, gate.rows) - 1;
-    int base = shard.source * gate.chunks_per_shard;
-    int first = base + gate.rows_per_chunk.divide(first_row);
-    int last = base + gate.rows_per_chunk.divide(last_row);
-    if (first == first_ready_ && last == last_ready_) return;
-    if (first_ready_ < 0) epoch_ = *gate.epoch;
+    int base = shard.source * gate.chunks.signals_per_shard();
+    int first = base + gate.chunks.signal_of(shard.source, first_row, 0);
+    int last = base + gate.chunks.signal_of(shard.source, last_row, slice);
+    if (first >= first_ready_ && last <= last_ready_) return;
+    if (last_ready_ < 0) epoch_ = *gate.epoch;
     for (int signal = first; signal <= last; ++signal) {
       warp_waits_for_signal(gate.signals + signal, epoch_, gate.limit, shard.source, signal - base);
     }
@@ -59,7 +58,7 @@ class RowGate {
 
  private:
   // The signals that were waited for last: tiles swept along N need the same ones again.
-  int first_ready_ = -1;
+  int first_ready_ = 0;
   int last_ready_ = -1;
   uint32_t epoch_ = 0;
 };

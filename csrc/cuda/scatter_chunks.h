@@ -2,6 +2,7 @@
 // at the same time.
 #pragma once
 
+#include "cut.h"
 #include "tile_order.h"
 
 namespace flux_inductor::cuda {
@@ -17,39 +18,49 @@ struct TileBlock {
 
 // A chunk is one group of the TileOrder (rows of clusters swept together), cut along N. So it is
 // complete soon after its first tile; whole rows of the product would be complete only at the end
-// of the sweep.
+// of the sweep. Or it is several groups: where the link is the bound, few large copies are best,
+// but a small first one, since the link idles until it is multiplied, and a small last one, since
+// the own tiles that wait for it should all be multiplied by then.
 class ScatterChunks {
  public:
   ScatterChunks() = default;
-  ScatterChunks(TileOrder const& order, int columns_of_chunk)
-      : columns_(columns_of_chunk),
+  // `groups` is the cut of a part's groups; `early`: whether its first chunk was made small, in
+  // order to leave early.
+  ScatterChunks(TileOrder const& order, int columns_of_chunk, Cut const& groups, bool early)
+      : groups_(groups),
+        columns_(columns_of_chunk),
         per_group_(ceil_div(order.cluster_columns(), columns_of_chunk)),
-        per_part_(per_group_.value() * order.groups()) {}
+        per_part_(per_group_.value() * groups.chunks()),
+        early_(early) {}
 
   FLUX_HOST_DEVICE int per_part() const { return per_part_.value(); }
+  FLUX_HOST_DEVICE bool early() const { return early_; }
   // Of a counter: those of a part's chunks lie side by side.
   FLUX_HOST_DEVICE int part_of(int counter) const { return per_part_.divide(counter); }
   FLUX_HOST_DEVICE int chunk_of(TileOrder const& order, int strip, int m, int n) const {
-    return order.group_of(strip, m) * per_group_.value() + columns_.divide(order.cluster_column(n));
+    return groups_.chunk_of(order.group_of(strip, m)) * per_group_.value() +
+           columns_.divide(order.cluster_column(n));
   }
-
   FLUX_HOST_DEVICE TileBlock block_of(TileOrder const& order, int chunk) const {
-    int group = per_group_.divide(chunk);
-    int column = (chunk - group * per_group_.value()) * columns_.value();
-    int first_m = group * order.group() * order.cluster_m();
+    int row = per_group_.divide(chunk);  // of chunks
+    int column = (chunk - row * per_group_.value()) * columns_.value();
     int first_n = column * order.cluster_n();
-    return {first_m,
-            smaller(first_m + order.rows_of_group(group) * order.cluster_m(),
-                    order.strips() * order.m_tiles()),
-            first_n, smaller(first_n + columns_.value() * order.cluster_n(), order.n_tiles())};
+    return {first_m(order, groups_.begin(row)), first_m(order, groups_.end(row)), first_n,
+            smaller(first_n + columns_.value() * order.cluster_n(), order.n_tiles())};
   }
 
  private:
   FLUX_HOST_DEVICE static int smaller(int a, int b) { return a < b ? a : b; }
+  // The first row of tiles of a group; that of the number of groups is the part's end.
+  FLUX_HOST_DEVICE static int first_m(TileOrder const& order, int group) {
+    return smaller(group * order.group() * order.cluster_m(), order.strips() * order.m_tiles());
+  }
 
+  Cut groups_;
   Divider columns_;  // of clusters in a chunk
   Divider per_group_;
   Divider per_part_;
+  bool early_ = false;
 };
 
 }  // namespace flux_inductor::cuda

@@ -6,10 +6,11 @@
 
 namespace flux_inductor::cuda {
 
-// Where parts have few waves of tiles and chunks are still to be copied, the last tiles of the
-// peers' parts are urgent, since a delay of theirs is soon a delay of the own part, in which the
-// peers are at the same place one part later. Stores to a peer are never urgent: all blocks store
-// together, so that they take tens of microseconds, which the next tile hides.
+// Tiles that a copy waits for are urgent where the link is a bottleneck: all of them, if the plan
+// wants the first chunk early; and where parts have few waves of tiles, the last ones of the peers'
+// parts, since a delay of theirs is soon a delay of the own part, in which the peers are at the
+// same place one part later. Stores to a peer are never urgent: all blocks store together, so that
+// they take tens of microseconds, which the next tile hides.
 struct ScatteredTile {
   static constexpr int kFewWaves = 4;  // of a part
   static constexpr int kUrgentWaves = 2;
@@ -31,10 +32,10 @@ struct ScatteredTile {
     counts = real && part != params.rank;
     chunk = params.chunks.chunk_of(order, strip, m, n);
     int wave = order.cluster_column(gridDim.y);  // clusters at work
-    urgent = counts && params.delivered[part] == nullptr &&
-             order.clusters_per_part() <= kFewWaves * wave &&
-             order.index_of(part, strip, m, n) + kUrgentWaves * wave >=
-                 order.clusters() - order.clusters_per_part();
+    int index = order.index_of(part, strip, m, n);
+    bool last = order.clusters_per_part() <= kFewWaves * wave &&
+                index + kUrgentWaves * wave >= order.clusters() - order.clusters_per_part();
+    urgent = counts && params.delivered[part] == nullptr && (params.chunks.early() || last);
   }
 };
 

@@ -67,7 +67,15 @@ def gather(tile: str, keep: bool) -> None:
     shards = randoms(WORLD, (strips, rows, k), torch.bfloat16, devices)
     weights = [[weight(k, n, torch.bfloat16, device, "k_major")] for device in devices]
     call = AllGatherMatmulCall(
-        group, shards, weights, tile, rows_per_chunk=64, wait_limit_ns=WAIT_LIMIT_NS, keep=keep
+        group,
+        shards,
+        weights,
+        tile,
+        rows_per_chunk=64,
+        wait_limit_ns=WAIT_LIMIT_NS,
+        keep=keep,
+        last_rows=70,
+        slices=2,
     )
     results = call.run()
     whole = torch.cat([shard.to(devices[0]) for shard in shards], dim=1)

@@ -1,5 +1,7 @@
 """all_gather + matmul kernels: numbers, bits, and waits, with all ranks played by one process."""
 
+import random
+
 import pytest
 import torch
 
@@ -38,6 +40,8 @@ def run(
     bias: bool = False,
     weights: int = 1,
     keep: bool = False,
+    last: int = 0,
+    slices: int = 1,
 ) -> None:
     """One call on every rank, checked against fp64 and, bit by bit, the kernel on the gathered input."""
     strips, rows, n, k = shape
@@ -47,7 +51,9 @@ def run(
     shards = randoms(world, (strips, rows, k), dtype, devices)
     w = [[weight(k, n + 64 * i, dtype, d, layout) for i in range(weights)] for d in devices]
     b = [[torch.randn(x.shape[1], device=x.device).to(dtype) if bias else None for x in ws] for ws in w]
-    call = AllGatherMatmulCall(group, shards, w, tile, min(chunk, rows), b, sweep, keep=keep)
+    call = AllGatherMatmulCall(
+        group, shards, w, tile, min(chunk, rows), b, sweep, keep=keep, last_rows=last, slices=slices
+    )
     results = call.run(delay_cycles)
     if keep:
         assert_kept(call)
@@ -89,6 +95,44 @@ def test_delayed_chunks(world: int, keep: bool) -> None:
     for chunk, sweep in [(64, 1), (100, 2), (256, 8)]:
         shape = (1, 256, 1536, 512)
         run(world, shape, TILES[-1], chunk=chunk, sweep=sweep, delay_cycles=3_000_000, keep=keep)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_last_chunk_in_slices(world: int, tile: str, keep: bool) -> None:
+    """Rows of the sliced chunk alone, of both chunks in one tile, and slices of one step of the mainloop."""
+    for rows, chunk, last, slices, k in [
+        (512, 300, 200, 4, 1096),
+        (200, 100, 500, 3, 264),
+        (300, 64, 40, 9, 520),
+    ]:
+        shape = (1, rows, 520, k)
+        run(world, shape, tile, chunk=chunk, delay_cycles=300_000, keep=keep, last=last, slices=slices)
+
+
+def test_slices_of_strips_and_of_several_weights() -> None:
+    for slices in (1, 2, 5):
+        shape = (3, 200, 264, 712)
+        run(4, shape, TILES[0], chunk=70, delay_cycles=500_000, weights=2, keep=True, last=90, slices=slices)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_cuts(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(25):
+        rows, k = rng.randint(1, 700), 8 * rng.randint(1, 200)
+        run(
+            rng.choice((2, 2, 3, 4)),
+            (rng.randint(1, 2), rows, 8 * rng.randint(1, 80), k),
+            rng.choice(TILES),
+            chunk=rng.randint(rows // 8 + 1, rows),
+            sweep=rng.randint(1, 4),
+            delay_cycles=rng.choice((0, 200_000)),
+            keep=rng.random() < 0.5,
+            last=rng.choice((0, rng.randint(1, rows))),
+            slices=rng.randint(1, 6),
+        )
 
 
 @pytest.mark.parametrize("keep", [False, True])

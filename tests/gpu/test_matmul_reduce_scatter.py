@@ -37,6 +37,7 @@ def run(
     scale: float = 1.0,
     multiprocessors: list[int] | None = None,
     direction: str = "push",
+    groups: tuple[int, int, int] = (1, 0, 0),
 ) -> list[torch.Tensor]:
     """One call on every rank, checked against fp64 and the error of rounded matmuls summed over the ranks."""
     strips, rows, n, k = shape
@@ -59,6 +60,7 @@ def run(
         chunk_columns,
         multiprocessors=multiprocessors,
         direction=direction,
+        groups=groups,
     )
     results = call.run(delay_cycles)
     home = devices[0]
@@ -81,11 +83,15 @@ def run(
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("sweep", "chunk_columns"), [(1, 1), (2, 3), (16, 100)])
-def test_chunks_cover_the_peers_parts_once(tile: str, sweep: int, chunk_columns: int) -> None:
+@pytest.mark.parametrize("groups", [(1, 0, 0), (2, 0, 0), (1, 2, 1), (3, 1, 0), (2, 0, 2), (1, 9, 9)])
+def test_chunks_cover_the_peers_parts_once(
+    tile: str, sweep: int, chunk_columns: int, groups: tuple[int, int, int]
+) -> None:
     world, rank, strips, rows, n = 3, 1, 2, 300, 1000
     p = kernels.MatmulReduceScatter()
     p.world, p.rank, p.strips, p.rows, p.n, p.k = world, rank, strips, rows, n, 64
     p.group, p.chunk_columns = sweep, chunk_columns
+    p.chunk_groups, p.first_groups, p.last_groups = groups
     entry = next(e for e in kernels.matmul_reduce_scatter_kernels() if e.tile == tile)
     covered = torch.zeros(world, strips * rows, n, dtype=torch.int32)
     tile_m, tile_n = (int(size) for size in tile.split("x")[:2])
@@ -97,6 +103,7 @@ def test_chunks_cover_the_peers_parts_once(tile: str, sweep: int, chunk_columns:
     assert [chunk.part for chunk in chunks] == sorted((c.part for c in chunks), reverse=True)  # 2, then 0
     tiles = strips * -(-rows // tile_m) * -(-n // tile_n)
     assert sum(chunk.tiles for chunk in chunks) == (world - 1) * tiles
+    assert all(chunk.tiles > 0 for chunk in chunks)
 
 
 @both_directions
@@ -132,6 +139,26 @@ def test_delayed_chunks(world: int, direction: str) -> None:
             chunk_columns=chunk_columns,
             delay_cycles=3_000_000,
             direction=direction,
+        )
+
+
+@both_directions
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("groups", [(2, 1, 1), (3, 0, 2), (1, 2, 0), (9, 9, 9)])
+def test_uneven_chunks(groups: tuple[int, int, int], tile: str, direction: str) -> None:
+    """Of several groups each; with few multiprocessors the first chunk's tiles are several waves."""
+    for world, few in [(2, 6), (4, 16)]:
+        run(
+            world,
+            (1, 900, 1000, 264),
+            tile,
+            sweep=1,
+            chunk_columns=100,
+            delay_cycles=300_000,
+            addend=world == 4,
+            multiprocessors=[few] * world,
+            direction=direction,
+            groups=groups,
         )
 
 
@@ -306,8 +333,9 @@ def random_call(
         if addends is not None:
             exact += addends[i].to(devices[0], torch.float64)
     sweep, columns = rng.randint(1, 4), rng.randint(1, 4)
+    groups = (rng.randint(1, 3), rng.randint(0, 2), rng.randint(0, 2))
     call = MatmulReduceScatterCall(
-        group, xs, ws, tile, addends=addends, sweep=sweep, chunk_columns=columns, **options
+        group, xs, ws, tile, addends=addends, sweep=sweep, chunk_columns=columns, groups=groups, **options
     )
     return call, [part.to(d) for part, d in zip(exact.split(rows, dim=1), devices, strict=True)]
 

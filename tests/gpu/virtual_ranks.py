@@ -143,6 +143,8 @@ class AllGatherMatmulCall:
         sweep: int = 4,
         wait_limit_ns: int = WAIT_LIMIT_NS,
         keep: bool = False,
+        last_rows: int = 0,
+        slices: int = 1,
     ) -> None:
         world = group.world
         strips, rows, k = shards[0].shape
@@ -175,6 +177,8 @@ class AllGatherMatmulCall:
                 p.product = self.products[rank.index][i].data_ptr()
                 p.signals, p.epoch = rank.signals.data_ptr(), rank.epoch.data_ptr()
                 p.rows_per_chunk, p.group, p.multiprocessors = rows_per_chunk, sweep, rank.multiprocessors
+                p.last_rows, p.slices = last_rows, slices
+                assert world * kernels.gather_signals_per_shard(p) <= rank.words
                 p.wait_limit_ns, p.errors = wait_limit_ns, rank.errors.data_ptr()
                 self.problems[-1].append(p)
 
@@ -210,7 +214,8 @@ class AllGatherMatmulCall:
 class MatmulReduceScatterCall:
     """A prepared call on every rank; xs[r] is [strips, world * rows, K] on rank r's device.
 
-    Partials go to their owners by the copy engine ("push") or from the kernel itself ("store").
+    Partials go to their owners by the copy engine ("push") or from the kernel itself ("store"). `groups`: of
+    a chunk, of a part's first one and of its last one (0: as any other).
     """
 
     def __init__(
@@ -227,6 +232,7 @@ class MatmulReduceScatterCall:
         wait_limit_ns: int = WAIT_LIMIT_NS,
         multiprocessors: list[int] | None = None,
         direction: str = "push",
+        groups: tuple[int, int, int] = (1, 0, 0),
     ) -> None:
         world = group.world
         strips, m, k = xs[0].shape
@@ -256,6 +262,7 @@ class MatmulReduceScatterCall:
             p.counters, p.claims = rank.counters, rank.claims
             p.arrived, p.epoch = rank.signals.data_ptr(), rank.epoch.data_ptr()
             p.group, p.chunk_columns = sweep, chunk_columns
+            p.chunk_groups, p.first_groups, p.last_groups = groups
             p.multiprocessors = (multiprocessors or [rank.multiprocessors] * world)[rank.index]
             p.wait_limit_ns, p.errors = wait_limit_ns, rank.errors.data_ptr()
             self.problems.append(p)
