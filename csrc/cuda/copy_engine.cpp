@@ -9,7 +9,8 @@
 namespace flux_inductor::cuda {
 namespace {
 
-constexpr size_t kElementSize = 2;  // bf16 and fp16
+constexpr size_t kElementSize = 2;          // bf16 and fp16
+constexpr int64_t kMostPitch = 0x7fffffff;  // bytes between rows of a 2-D copy, by CUDA
 
 char* at(void* base, int64_t elements) {
   return static_cast<char*>(base) + elements * kElementSize;
@@ -25,6 +26,12 @@ void copy_matrix(char* to, int64_t to_stride, char const* from, int64_t from_str
     check_cuda(
         cudaMemcpyAsync(to, from, rows * columns * kElementSize, cudaMemcpyDeviceToDevice, stream),
         "copy of a chunk");
+    return;
+  }
+  if (std::max(to_stride, from_stride) * int64_t(kElementSize) > kMostPitch) {
+    for (int64_t row = 0; row < rows; ++row)
+      copy_matrix(at(to, row * to_stride), columns, at(from, row * from_stride), columns, columns,
+                  1, stream);
     return;
   }
   check_cuda(cudaMemcpy2DAsync(to, to_stride * kElementSize, from, from_stride * kElementSize,

@@ -83,7 +83,8 @@ class _Scatter:
 
     Args:
         partials: of the peers' parts on their way out, if the copy engine moves them.
-        factor: of the result.
+        factor: of bias and addend, a share of a mean. The product's own is in the kernel's scale. So no sum is
+            larger than the mean, which fp16 may hold where it cannot hold the sum.
     """
 
     state: CudaGroup
@@ -101,6 +102,8 @@ class _Scatter:
         copies: list[Tensor] = []
         # Free again for what this stream does next: the copies that read it are joined before.
         partials = None if self.partials is None else self.partials.make()
+        if self.factor != 1.0:
+            bias, addend = (None if term is None else term * self.factor for term in (bias, addend))
         state.run(
             self.prepared,
             "matmul_reduce_scatter",
@@ -111,7 +114,7 @@ class _Scatter:
             0 if partials is None else partials.data_ptr(),
             result.data_ptr(),
         )
-        return result if self.factor == 1.0 else result.mul_(self.factor)
+        return result
 
 
 def _check_reserve(plan: Plan, device: torch.device) -> None:
@@ -188,9 +191,6 @@ class CudaEngine:
         if 0 in shape:  # on all ranks alike
             return lambda x, weight, bias, addend: result.make()
         factor = 1 / state.world if reduce_op == "avg" else 1.0
-        # A mean of products alone is a sum of smaller ones; bias and addend come in unscaled.
-        if bias is None and addend is None:
-            scale, factor = scale * factor, 1.0
         x_fits, stride = row_stride(x)
         weight_fits, layout, leading = weight_strides(weight)
         prepared = prepare_scatter(
@@ -203,7 +203,7 @@ class CudaEngine:
             plan,
             scatter_dim,
             reduce_op,
-            scale,
+            scale * factor,
             addend is not None,
         )
         partials = _Result((prepared.partials,), x.dtype, x.device) if prepared.partials else None

@@ -173,6 +173,21 @@ def test_kept_of_strips_with_gaps() -> None:
     assert_kept(call)
 
 
+def test_strips_of_more_than_two_gigabytes() -> None:
+    """CUDA copies no matrix whose rows lie so far apart; nor may any offset be counted in 32 bits."""
+    group = VirtualGroup(2)
+    devices = [rank.device for rank in group.ranks]
+    shards = [torch.empty(2, 70_000, 8192, device=device, dtype=torch.bfloat16) for device in devices]
+    for rank, shard in enumerate(shards):
+        shard[:] = torch.arange(70_000, device=shard.device)[:, None] % 200 + rank
+    w = [[weight(8192, 8, torch.bfloat16, d, "k_major")] for d in devices]
+    call = AllGatherMatmulCall(group, shards, w, TILES[0], 40_000, keep=True)
+    call.run()
+    for kept in call.kept:
+        for source, shard in enumerate(shards):
+            assert torch.equal(kept[:, source], shard.to(kept.device))
+
+
 def test_kept_wants_contiguous_rows() -> None:
     group = VirtualGroup(1)
     shard = torch.randn(1, 100, 512, device=group.ranks[0].device).bfloat16()[:, :, :256]

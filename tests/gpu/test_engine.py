@@ -81,6 +81,18 @@ def test_results_against_fp64() -> None:
     run_gpu_ranks(_results)
 
 
+def _mean_of_large_terms(rank: int, world: int) -> None:
+    x = torch.zeros(256, 64, device="cuda", dtype=torch.float16)
+    bias, addend = x.new_full((512,), 20000.0), x.new_full((256, 512), 30000.0)
+    arguments = (nccl_group(world), "mesh push chunk=64", 0, "avg", 1.0)
+    result = torch.ops.flux_inductor.matmul_reduce_scatter(x, x.new_zeros(64, 512), bias, addend, *arguments)
+    assert result.eq(50000.0).all()
+
+
+def test_a_mean_does_not_overflow_where_its_sum_would() -> None:
+    run_gpu_ranks(_mean_of_large_terms)
+
+
 def _one_order(rank: int, world: int, calls: int) -> None:
     """Thousands of calls of random shapes, back to back, with ranks and their hosts delayed at random."""
     groups = [nccl_group(world), nccl_group(world)]
