@@ -83,8 +83,8 @@ class _Scatter:
 
     Args:
         partials: of the peers' parts on their way out, if the copy engine moves them.
-        factor: of bias and addend, in a mean; the product's is in the kernel's scale. So no sum is larger than
-            the mean, which fp16 may hold where it cannot hold the sum.
+        factor: of bias and addend, in a mean; the product's is in the kernel's scale. So no sum is larger
+            than the mean, which fp16 may hold where it cannot hold the sum.
     """
 
     state: CudaGroup
