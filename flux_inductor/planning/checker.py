@@ -4,7 +4,8 @@ What is simulated
     On each rank, resident blocks claim steps from one counter in schedule order, and hold what they claimed
     until it is done; other kernels may leave a rank any number >= 1 of blocks. Beside them the rank's
     transfer engine works through its transfers in order, each standing in the way of the next.
-      all_gather_matmul      a step of a peer's chunk waits until that chunk has arrived.
+      all_gather_matmul      a step of a peer's chunk waits until that chunk has arrived, its last slice, too:
+                             its block holds it from the first one on, and can do nothing else.
       matmul_reduce_scatter  a transfer waits until its source has published the chunk's partial; a step of an
                              own chunk waits until all peers' partials of it have arrived.
     A block publishes a partial when its step is done; with `deferred` signals, when it is done with the
@@ -56,7 +57,7 @@ class _Rank:
     next_transfer: int = 0
     done: set[Chunk] = field(default_factory=set)
     published: set[Chunk] = field(default_factory=set)
-    arrived: set[tuple[int, Chunk]] = field(default_factory=set)  # (source, chunk)
+    arrived: set[tuple[int, Chunk, int]] = field(default_factory=set)  # (source, chunk, slice)
 
 
 class Simulation:
@@ -105,7 +106,7 @@ class Simulation:
         transfer = transfers[state.next_transfer]
         if self._transfer_waits(transfer):
             return False
-        self.ranks[transfer.target].arrived.add((transfer.source, transfer.chunk))
+        self.ranks[transfer.target].arrived.add((transfer.source, transfer.chunk, transfer.slice))
         state.next_transfer += 1
         return True
 
@@ -144,15 +145,12 @@ class Simulation:
 
     def missing(self, rank: int, chunk: Chunk) -> list[int]:
         """Ranks from which the step of `chunk` on `rank` still waits for data."""
-        state = self.ranks[rank]
-        return [source for source in self._sources(rank, chunk) if (source, chunk) not in state.arrived]
-
-    def _sources(self, rank: int, chunk: Chunk) -> Iterable[int]:
-        if self._schedule.kind == "all_gather_matmul":
-            return () if chunk.owner == rank else (chunk.owner,)
-        if chunk.owner != rank:
-            return ()
-        return (peer for peer in range(self._schedule.world) if peer != rank)
+        arrived, slices = self.ranks[rank].arrived, range(chunk.slices)
+        return [
+            source
+            for source in _sources(self._schedule, rank, chunk)
+            if any((source, chunk, piece) not in arrived for piece in slices)
+        ]
 
     def stuck(self) -> str:
         """What every rank stands at, for people."""
@@ -196,32 +194,34 @@ def counter_example(
     return f"dead-lock with {_some([str(count) for count in blocks])} resident blocks:\n{simulation.stuck()}"
 
 
+def _sources(schedule: Schedule, rank: int, chunk: Chunk) -> Iterable[int]:
+    """Whose data the step of a chunk on a rank needs beside its own."""
+    if schedule.kind == "all_gather_matmul":
+        return () if chunk.owner == rank else (chunk.owner,)
+    if chunk.owner != rank:
+        return ()
+    return (peer for peer in range(schedule.world) if peer != rank)
+
+
 def _incomplete(schedule: Schedule) -> str | None:
     """The first step or transfer that is missing, extra, or with the wrong rank."""
-    chunks = schedule.ranks[0].steps
-    wanted = {(owner, index) for owner in range(schedule.world) for index in range(schedule.chunks_per_shard)}
-    for owner in range(schedule.world):
-        own = sorted((chunk for chunk in chunks if chunk.owner == owner), key=lambda chunk: chunk.index)
-        edges = [0, *(chunk.stop for chunk in own)]
-        if [chunk.start for chunk in own] != edges[:-1]:
-            return f"the chunks of rank {owner} do not cover its shard once: {own}"
     for rank, orders in enumerate(schedule.ranks):
-        done = [(chunk.owner, chunk.index) for chunk in orders.steps]
-        fault = _difference(set(chunks), orders.steps) or _difference(wanted, done)
-        if fault is not None:
-            return f"rank {rank}'s steps: {fault}"
-    gather = schedule.kind == "all_gather_matmul"
+        for owner in range(schedule.world):
+            own = sorted((c for c in orders.steps if c.owner == owner), key=lambda chunk: chunk.start)
+            edges = [(chunk.start, chunk.stop) for chunk in own]
+            if [0, *(stop for _, stop in edges)] != [*(start for start, _ in edges), schedule.extent]:
+                return f"rank {rank}'s steps: the chunks of rank {owner} do not cover its shard once: {own}"
     every = {
-        (source, target, chunk)
-        for source in range(schedule.world)
-        for target in range(schedule.world)
-        for chunk in chunks
-        if source != target and chunk.owner == (source if gather else target)
+        (source, target, chunk, piece)
+        for target, orders in enumerate(schedule.ranks)
+        for chunk in orders.steps
+        for source in _sources(schedule, target, chunk)
+        for piece in range(chunk.slices)
     }
-    made = [(t.source, t.target, t.chunk) for orders in schedule.ranks for t in orders.transfers]
+    made = [(t.source, t.target, t.chunk, t.slice) for orders in schedule.ranks for t in orders.transfers]
     fault = _difference(every, made)
     if fault is not None:
-        return f"transfers (source, target, chunk): {fault}"
+        return f"transfers (source, target, chunk, slice): {fault}"
     for rank, orders in enumerate(schedule.ranks):
         for transfer in orders.transfers:
             if rank not in (transfer.source, transfer.target):

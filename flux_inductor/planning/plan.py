@@ -5,6 +5,7 @@ it, and ranks can compare theirs. One text holds one plan, or a table of plans b
 
     unfused
     mesh push chunk=64
+    mesh push chunk=2560 last=1536 slices=4 tile=128x160x64/2x1 sweep=4
     mesh store chunk=1024 width=1536 tile=256x192x64/2x1 sweep=4 reserve=8
     m<=512: unfused; m<=4096: mesh push chunk=64; mesh push chunk=256
 """
@@ -34,6 +35,7 @@ DIRECTIONS: dict[tuple[Device, Kind], tuple[Direction, ...]] = {
 
 _TILE = re.compile(r"[1-9]\d*x[1-9]\d*x[1-9]\d*/[1-9]\d*x[1-9]\d*(/pingpong)?", re.ASCII)
 _COUNT = re.compile(r"[1-9]\d*", re.ASCII)
+_SEVERAL = re.compile(r"[2-9]|[1-9]\d+", re.ASCII)
 _BOUND = re.compile(r"m<=([1-9]\d*)", re.ASCII)
 
 
@@ -46,13 +48,16 @@ class Plan:
         direction: who executes a transfer: the source's transfer engine ("push") or the target's ("pull"),
             or nobody, since the kernel stores its partial tiles straight into the target's memory ("store").
         chunk: rows (or columns) of a shard that one transfer moves, or that one signal announces; the last
-            may be shorter.
+            may be shorter. On CUDA a matmul_reduce_scatter counts the rows of all strips together.
         tile: rows x columns x depth / cluster of a CUDA thread block; "": the engine has no tiles, or
             chooses one when it knows the sizes (see tiles.py).
         sweep: rows of clusters that a CUDA kernel sweeps together along the columns; 0: likewise.
         width: columns of the product in a chunk of a CUDA matmul_reduce_scatter, whose chunks are blocks of
             the kernel's own order; 0: likewise.
         reserve: multiprocessors that a CUDA kernel leaves to other communication of the program (rule R2).
+        first, last: rows of the first and of the last chunk where a size of their own serves a CUDA copy
+            engine (schedule.py says which ends of what); 0: as any other.
+        slices: pieces along K in which the last chunk travels to the rank that needs it last; 0: one.
     """
 
     route: Route
@@ -62,14 +67,18 @@ class Plan:
     sweep: int = 0
     width: int = 0
     reserve: int = 0
+    first: int = 0
+    last: int = 0
+    slices: int = 0
 
     def __post_init__(self) -> None:
         assert self.route in get_args(Route), self.route
         assert self.direction in get_args(Direction), self.direction
         if self.route == "unfused":
             assert (self.direction, self.chunk, self.tile) == ("push", 0, ""), self
-            assert (self.sweep, self.width, self.reserve) == (0, 0, 0), self
+            assert not any((self.sweep, self.width, self.reserve, self.first, self.last, self.slices)), self
         else:
+            assert self.slices != 1, self
             assert self.chunk >= 1, self.chunk
             assert not self.tile or _TILE.fullmatch(self.tile), self.tile
 
@@ -80,10 +89,21 @@ class Plan:
     def __str__(self) -> str:
         if not self.fused:
             return self.route
-        rest = {"width": self.width, "tile": self.tile, "sweep": self.sweep, "reserve": self.reserve}
-        given = "".join(f" {key}={value}" for key, value in rest.items() if value)
-        return f"{self.route} {self.direction} chunk={self.chunk}{given}"
+        given = ((key, getattr(self, key)) for key in _TOKENS)
+        return " ".join([self.route, self.direction, *(f"{key}={value}" for key, value in given if value)])
 
+
+# What may follow the direction, in the order in which it is written, and what its value looks like.
+_TOKENS = {
+    "chunk": (_COUNT, "<rows>"),
+    "first": (_COUNT, "<rows>"),
+    "last": (_COUNT, "<rows>"),
+    "slices": (_SEVERAL, "<2 or more>"),
+    "width": (_COUNT, "<columns>"),
+    "tile": (_TILE, "<MxNxK/cluster>"),
+    "sweep": (_COUNT, "<rows of clusters>"),
+    "reserve": (_COUNT, "<multiprocessors>"),
+}
 
 UNFUSED = Plan("unfused")
 
@@ -103,6 +123,25 @@ def check_plan(plan: Plan, kind: Kind, device: Device) -> None:
         )
     if plan.reserve and device != "cuda":
         raise ValueError(f"plan '{plan}': only CUDA kernels leave multiprocessors alone; remove 'reserve='")
+    for key in ("first", "last", "slices"):
+        why = _misplaced(key, plan, kind, device) if getattr(plan, key) else ""
+        if why:
+            raise ValueError(f"plan '{plan}': {why}; remove '{key}='")
+
+
+def _misplaced(key: str, plan: Plan, kind: Kind, device: Device) -> str:
+    """Why a token for uneven chunks says nothing to an engine; "" if it does."""
+    if device != "cuda":
+        return f"the chunks of the {device} engine are all alike"
+    if plan.direction == "store":
+        return "a kernel that stores its partial tiles copies no chunks"
+    if kind == "all_gather_matmul" and key == "first":
+        return (
+            "in an all_gather_matmul nobody waits for the first chunk: the own shard is multiplied meanwhile"
+        )
+    if kind == "matmul_reduce_scatter" and key == "slices":
+        return "only chunks of an all_gather_matmul are cut along K"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -190,28 +229,18 @@ def _parse_one(part: str, text: str) -> Plan:
         valid = ", ".join(get_args(Direction))
         raise ValueError(f"plan {text!r}: {direction!r} after {route!r} is no direction; valid: {valid}")
     fields: dict[str, str] = {}
-    patterns = {"chunk": _COUNT, "width": _COUNT, "tile": _TILE, "sweep": _COUNT, "reserve": _COUNT}
     for token in tokens[1:]:
         key, _, value = token.partition("=")
-        if key not in patterns:
-            raise ValueError(
-                f"plan {text!r}: unknown token {token!r}; valid: chunk=<rows>, width=<columns>, "
-                "tile=<MxNxK/cluster>, sweep=<rows of clusters>, reserve=<multiprocessors>"
-            )
+        if key not in _TOKENS:
+            valid = ", ".join(f"{name}={form}" for name, (_, form) in _TOKENS.items())
+            raise ValueError(f"plan {text!r}: unknown token {token!r}; valid: {valid}")
         if key in fields:
             raise ValueError(f"plan {text!r}: {key} is given twice")
-        if not patterns[key].fullmatch(value):
-            example = "tile=256x192x64/2x1" if key == "tile" else f"{key}=64"
+        if not _TOKENS[key][0].fullmatch(value):
+            example = {"tile": "tile=256x192x64/2x1", "slices": "slices=4"}.get(key, f"{key}=64")
             raise ValueError(f"plan {text!r}: {token!r} is malformed; write for example {example}")
         fields[key] = value
     if "chunk" not in fields:
         raise ValueError(f"plan {text!r}: chunk is missing; add for example chunk=64")
-    return Plan(
-        cast(Route, route),
-        cast(Direction, direction),
-        int(fields["chunk"]),
-        fields.get("tile", ""),
-        int(fields.get("sweep", 0)),
-        int(fields.get("width", 0)),
-        int(fields.get("reserve", 0)),
-    )
+    counts = {key: int(value) for key, value in fields.items() if key != "tile"}
+    return Plan(cast(Route, route), cast(Direction, direction), tile=fields.get("tile", ""), **counts)

@@ -5,7 +5,7 @@ Contract
     asking. It says two orders a rank: `transfers`, in which the rank's one transfer engine moves chunks, and
     `steps`, in which its blocks claim them for multiplication. An engine adds the waits, which follow from
     the kind alone:
-      all_gather_matmul      a step of a peer's chunk waits until that chunk has arrived.
+      all_gather_matmul      a step of a peer's chunk waits until that chunk has arrived: all of its slices.
       matmul_reduce_scatter  a transfer waits until its source has multiplied the chunk; a step of an own
                              chunk, which adds the partials up, waits until every peer's has arrived.
     A transfer starts only once both sides have entered the call. With direction "store" a transfer is the
@@ -26,6 +26,14 @@ Physics
     In an all_gather the own shard is multiplied while the first chunk travels. In a reduce_scatter own
     chunks come last: they are the only ones that wait, and the last partial travels while they compute.
 
+Uneven chunks, where the link is the bound and the fixed cost of a transfer forbids many
+    all_gather_matmul      After the last byte the tiles that waited for it remain to be multiplied. So the
+                           shard that a rank needs last ends with a chunk of `last` rows, few enough for one
+                           round of tiles, sent in slices along K: tiles multiply one while the next is on its
+                           way. What follows other shards hides their ends: their cut is even.
+    matmul_reduce_scatter  The link idles until the first chunk is multiplied: it is small (`first`). The own
+                           tiles wait for the last one's partials: few enough for one round (`last`).
+
 Rejected
     Chunk by chunk over all peers (r1.0, r2.0, r3.0, r1.1, ...): the same throughput, but a rank would
     stop in the first round for whichever peer entered the call last, while peer by peer the k-th neighbour
@@ -39,6 +47,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Kind
@@ -46,21 +55,31 @@ from flux_inductor.planning.problem import Kind
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows (or columns) [start, stop) of the owner's shard, in every strip; the index-th of that shard."""
+    """Rows (or columns) [start, stop) of the owner's shard, in every strip; the index-th of that shard.
+
+    Args:
+        slices: transfers in which it travels, one after another.
+    """
 
     owner: int
     index: int
     start: int
     stop: int
+    slices: int = 1
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A chunk's way from `source` to `target`: the gathered input itself, or the source's partial of it."""
+    """A chunk's way from `source` to `target`: the gathered input itself, or the source's partial of it.
+
+    Args:
+        slice: which of the chunk's slices.
+    """
 
     source: int
     target: int
     chunk: Chunk
+    slice: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,20 +92,50 @@ class RankSchedule:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The orders of all ranks."""
+    """The orders of all ranks.
+
+    Args:
+        extent: of a shard, which its chunks cover.
+    """
 
     kind: Kind
     world: int
-    chunks_per_shard: int
+    extent: int
     ranks: tuple[RankSchedule, ...]
 
 
-def cut(owner: int, extent: int, chunk: int) -> tuple[Chunk, ...]:
-    """The chunks of one shard: `chunk` rows (or columns) each, the last one what remains."""
+def cut(
+    owner: int, extent: int, chunk: int, first: int = 0, last: int = 0, slices: int = 1
+) -> tuple[Chunk, ...]:
+    """The chunks of one shard: `chunk` rows (or columns) each, the last of them what remains.
+
+    Ends of other sizes come before and behind these; whoever is longer than what is left takes what is left,
+    and chunks of nothing do not exist. The twin of csrc/cuda/cut.h.
+
+    Args:
+        first, last: rows of the first and of the last chunk; 0: as any other.
+        slices: of the last chunk.
+    """
     assert extent >= 0, extent
     assert chunk >= 1, chunk
-    starts = range(0, extent, chunk)
-    return tuple(Chunk(owner, index, start, min(start + chunk, extent)) for index, start in enumerate(starts))
+    head = min(first, extent)
+    tail = extent - min(last, extent - head)
+    edges = [*range(head, tail, chunk), tail, extent]
+    starts = [0, *edges] if head else edges
+    pieces = [(start, stop) for start, stop in pairwise(starts) if start < stop]
+    return tuple(
+        Chunk(owner, index, start, stop, slices if stop == extent else 1)
+        for index, (start, stop) in enumerate(pieces)
+    )
+
+
+def cut_for(kind: Kind, world: int, owner: int, receiver: int, extent: int, plan: Plan) -> tuple[Chunk, ...]:
+    """The chunks of a shard for one of its receivers; of an all_gather, uneven for who needs it last."""
+    if kind == "all_gather_matmul":
+        if owner != (receiver - 1) % world:
+            return cut(owner, extent, plan.chunk)
+        return cut(owner, extent, plan.chunk, 0, plan.last, max(plan.slices, 1))
+    return cut(owner, extent, plan.chunk, plan.first, plan.last)
 
 
 @lru_cache(maxsize=1024)
@@ -107,12 +156,14 @@ def rank_schedule(kind: Kind, world: int, rank: int, extent: int, plan: Plan) ->
     else:
         steps = owners[1:] + owners[:1]
         transfers = _reduce_scatter_transfers(rank, world, plan.direction != "pull")
-    shards = [cut(owner, extent, plan.chunk) for owner in range(world)]
     return RankSchedule(
         transfers=tuple(
-            Transfer(source, target, chunk) for source, target, owner in transfers for chunk in shards[owner]
+            Transfer(source, target, chunk, piece)
+            for source, target, owner in transfers
+            for chunk in cut_for(kind, world, owner, target, extent, plan)
+            for piece in range(chunk.slices)
         ),
-        steps=tuple(chunk for owner in steps for chunk in shards[owner]),
+        steps=tuple(chunk for owner in steps for chunk in cut_for(kind, world, owner, rank, extent, plan)),
     )
 
 
@@ -137,6 +188,6 @@ def schedule(kind: Kind, world: int, extent: int, plan: Plan) -> Schedule:
     return Schedule(
         kind=kind,
         world=world,
-        chunks_per_shard=len(cut(0, extent, plan.chunk)),
+        extent=extent,
         ranks=tuple(rank_schedule(kind, world, rank, extent, plan) for rank in range(world)),
     )
