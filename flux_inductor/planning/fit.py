@@ -6,14 +6,16 @@ whose kernel is predicted to end first, waits and transfers included.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from flux_inductor.planning.machine import CUDA, KERNEL
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.schedule import cut, cut_for
 from flux_inductor.planning.tiles import Grid, Menu, Tile, at_once, grid, known, tile_us
-from flux_inductor.planning.timeline import Rounds, gather_us, push_us, store_us
+from flux_inductor.planning.timeline import Gathered, Rounds, gather_us, push_us, store_us
 
 # Sweeps worth trying: beyond, the cache holds no more.
 SWEEPS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -54,46 +56,92 @@ def op_us(problem: Problem, plan: Plan) -> float:
     grids = [grid(tile, problem, known(columns)) for columns in problem.columns]
     rounds = [Rounds(problem.world, each.rows * each.columns, resident, one) for each in grids]
     if problem.kind == "all_gather_matmul":
-        chunks = -(-known(problem.extent) // plan.chunk)
-        before = [tiles_before_chunks(each, plan, chunks) for each in grids]
-        time = gather_us(rounds, before, known(problem.shard_bytes), kept=problem.return_gathered)
-        return max(time, _least_us(problem, chunks))
-    cut = _tiles_of_chunks(grids[0], plan)
+        shards = _shards(problem, plan, grids)
+        copies = sum(chunk.slices for shard in shards for chunk in shard)
+        return max(gather_us(rounds, shards, kept=problem.return_gathered), _least_us(problem, copies))
+    chunks = _tiles_of_chunks(grids[0], plan)
     tile_bytes = problem.itemsize * tile.m * tile.n * tile.cluster_m * tile.cluster_n
     partials = KERNEL.addition.value + (problem.world - 2) * KERNEL.partial.value
     addition = partials * tile.m * tile.n / (128 * 256)
     if plan.direction == "store":
-        time = store_us(rounds[0], cut, tile_bytes, addition)
-        return max(time, _least_us(problem, 0))
-    return max(push_us(rounds[0], cut, tile_bytes, addition), _least_us(problem, len(cut)))
+        return max(store_us(rounds[0], chunks, tile_bytes, addition), _least_us(problem, 0))
+    time = push_us(rounds[0], chunks, tile_bytes, addition)
+    return max(time, _least_us(problem, (problem.world - 1) * len(chunks)))
 
 
-def _least_us(problem: Problem, chunks: int) -> float:
-    """The host's time, or that of reading the weights, which nothing hides when the product is small.
+def _shards(problem: Problem, plan: Plan, grids: Sequence[Grid]) -> list[list[Gathered]]:
+    """The chunks of the peers' shards as they arrive; the last shard may be cut otherwise."""
+    extent, row_bytes = known(problem.extent), known(problem.shard_bytes) // known(problem.extent)
 
-    Args:
-        chunks: of a part, that copy engines move.
-    """
+    def shard(receiver_is_next: bool) -> list[Gathered]:
+        chunks = cut_for(problem.kind, problem.world, 0, int(receiver_is_next), extent, plan)
+        before = [tiles_before_chunks(each, plan, [chunk.start for chunk in chunks]) for each in grids]
+        return [
+            Gathered((chunk.stop - chunk.start) * row_bytes, ahead, chunk.slices)
+            for chunk, ahead in zip(chunks, zip(*before, strict=True), strict=True)
+        ]
+
+    return [*[shard(False)] * (problem.world - 2), shard(True)]
+
+
+def product_us(problem: Problem, reserve: int, menu: Menu) -> float:
+    """The kernel's time with the best of the tiles if it waited for nothing, microseconds."""
+
+    def time(tile: Tile) -> float:
+        one, resident = tile_us(tile, problem.kind, known(problem.depth)), at_once(tile, reserve)
+        grids = [grid(tile, problem, known(columns)) for columns in problem.columns]
+        rounds = [Rounds(problem.world, each.rows * each.columns, resident, one) for each in grids]
+        return sum(KERNEL.launch.value + each.time(each.all_tiles) for each in rounds)
+
+    return min(map(time, menu))
+
+
+def _least_us(problem: Problem, copies: int) -> float:
+    """The host's time, or that of reading the weights, which nothing hides when the product is small."""
     weight_bytes = sum(map(known, problem.columns)) * known(problem.depth) * problem.itemsize
-    host = KERNEL.host.value + (problem.world - 1) * chunks * KERNEL.copy.value
+    host = KERNEL.host.value + copies * KERNEL.copy.value
     return max(host, KERNEL.launch.value + weight_bytes / (1e3 * CUDA.memory.value))
 
 
-def tiles_before_chunks(tiles: Grid, plan: Plan, chunks: int) -> list[int]:
+def tiles_before_chunks(tiles: Grid, plan: Plan, starts: Sequence[int]) -> list[int]:
     """Clusters of a part that come before the first one that needs a chunk, in the kernel's order.
 
     The rows of a sweep are claimed together: where chunks end inside of one, it waits for two of them.
     """
-    rows = (number * plan.chunk // tiles.height for number in range(chunks))
+    rows = (start // tiles.height for start in starts)
     groups = ((row, row // plan.sweep * plan.sweep) for row in rows)
     return [first * tiles.columns + row - first for row, first in groups]
 
 
+@dataclass(frozen=True)
+class Groups:
+    """Chunks of a reduce_scatter in the kernel's terms, in which a plan's rows are rounded up.
+
+    Args:
+        chunk, first, last: groups (sweeps of rows of clusters) in a chunk, and in the ends; 0: as any other.
+        columns: of clusters in a chunk.
+    """
+
+    chunk: int
+    first: int
+    last: int
+    columns: int
+
+
+def groups_of(tile: Tile, plan: Plan) -> Groups:
+    """How a CUDA matmul_reduce_scatter by a fitted plan is cut."""
+    height, width = plan.sweep * tile.m * tile.cluster_m, tile.n * tile.cluster_n
+    chunk, first, last = (-(-rows // height) for rows in (plan.chunk, plan.first, plan.last))
+    return Groups(chunk, first, last, -(-plan.width // width))
+
+
 def _tiles_of_chunks(tiles: Grid, plan: Plan) -> list[int]:
     """Clusters in each chunk of a part, in the kernel's order."""
-    step = -(-plan.width // (tiles.tile.n * tiles.tile.cluster_n))  # a width that was given may be any
-    heights = [min(plan.sweep, tiles.rows - row) for row in range(0, tiles.rows, plan.sweep)]
-    widths = [min(step, tiles.columns - column) for column in range(0, tiles.columns, step)]
+    groups = groups_of(tiles.tile, plan)
+    chunks = cut(0, -(-tiles.rows // plan.sweep), groups.chunk, groups.first, groups.last)
+    heights = [min(chunk.stop * plan.sweep, tiles.rows) - chunk.start * plan.sweep for chunk in chunks]
+    columns = range(0, tiles.columns, groups.columns)
+    widths = [min(groups.columns, tiles.columns - column) for column in columns]
     return [height * width for height in heights for width in widths]
 
 
@@ -102,12 +150,16 @@ def _with_tile(problem: Problem, plan: Plan, tile: Tile) -> Plan:
     tiles = grid(tile, problem, max(map(known, problem.columns)))
     if problem.kind == "all_gather_matmul":
         return replace(plan, tile=str(tile), sweep=plan.sweep or best_sweep(tiles, plan.chunk))
-    sweep, width = plan.sweep, plan.width
-    if not sweep or not width:
-        cut_sweep, cut_columns = _cut(tiles, _chunks_wanted(problem, plan, tiles))
-        sweep, width = sweep or cut_sweep, width or cut_columns * tile.n * tile.cluster_n
-    rows = min(sweep * tile.m * tile.cluster_m, known(problem.strips) * known(problem.rows))
-    return replace(plan, chunk=rows, tile=str(tile), sweep=sweep, width=width)
+    rows, sweep, width = known(problem.strips) * known(problem.rows), plan.sweep, plan.width
+    if sweep and width:  # the chunk may be several groups
+        return replace(plan, chunk=min(plan.chunk, rows), tile=str(tile))
+    if plan.first or plan.last:
+        smallest = min(each for each in (plan.chunk, plan.first, plan.last) if each)
+        sweep = sweep or max(min(smallest // tiles.height, tiles.rows), 1)
+        return replace(plan, tile=str(tile), sweep=sweep, width=width or known(problem.columns[0]))
+    cut_sweep, cut_columns = _cut(tiles, _chunks_wanted(problem, plan, tiles))
+    sweep, width = sweep or cut_sweep, width or cut_columns * tile.n * tile.cluster_n
+    return replace(plan, chunk=min(sweep * tiles.height, rows), tile=str(tile), sweep=sweep, width=width)
 
 
 def _chunks_wanted(problem: Problem, plan: Plan, tiles: Grid) -> int:

@@ -11,6 +11,9 @@ ends one round after the one `at_once` places before it. A tile that waits for a
 
 over all chunks. Which tile is the first to need a chunk, the kernel's order says: a sweep across two chunks
 holds tiles of both. In a reduce_scatter a chunk leaves when its last tile is done; in an all_gather at once.
+(Blocks hand most tiles over while they are at the next one, see csrc/cuda/scattered_tile.cuh: that is part of
+what was fitted to whole calls as the cost of a chunk.) Of a chunk that comes in slices a tile starts with the
+first, and only the last one's share of the tile follows the last one's arrival.
 The copy engine moves one chunk after another. Stores of the kernel need no engine, but the tiles of a round
 end together, and so do their stores: the link is busy in bursts, and a burst that outlasts its turn stalls
 the next round.
@@ -52,29 +55,49 @@ class Rounds:
         return self.us * (full + ((rest / self.at_once) ** KERNEL.last.value if rest else 0.0))
 
 
-def gather_us(
-    launches: Sequence[Rounds], before: Sequence[Sequence[int]], shard_bytes: int, *, kept: bool
-) -> float:
+@dataclass(frozen=True)
+class Gathered:
+    """A chunk of a shard, on its way to who multiplies it.
+
+    Args:
+        size: bytes.
+        before: of each launch, how many tiles of a part come before the first one that needs the chunk.
+        slices: in which it travels.
+    """
+
+    size: int
+    before: tuple[int, ...]
+    slices: int = 1
+
+
+def gather_us(launches: Sequence[Rounds], shards: Sequence[Sequence[Gathered]], *, kept: bool) -> float:
     """all_gather_matmul with launches one after another, of which the first ones wait.
 
     Args:
-        before: of each launch, how many tiles of a part come before the first one that needs a chunk, for
-            each chunk of a shard.
+        shards: chunks of the peers' shards, in the order of their arrival.
         kept: the kernel stores the gathered tensor, too.
     """
-    world, chunks = launches[0].parts, len(before[0])
-    one = KERNEL.chunk.value + shard_bytes / chunks / (_KILO * KERNEL.copies.value)
-    peers = (world - 1) * chunks
-    end = KERNEL.gather_interference.value * peers * one
-    for launch, ahead in zip(launches, before, strict=True):
-        free = end + launch.time(launch.all_tiles)
-        left = [peer * launch.tiles - tiles for peer in range(world - 1, 0, -1) for tiles in ahead]
-        late = ((number + 1) * one + launch.time(tiles) for number, tiles in enumerate(left))
-        end = max(free, *late)
+    arrivals = []  # place of the part, chunk, when its first slice has arrived, and the last
+    clock = 0.0
+    for place, shard in enumerate(shards, start=1):
+        for chunk in shard:
+            one = KERNEL.chunk.value + chunk.size / chunk.slices / (_KILO * KERNEL.copies.value)
+            arrivals.append((place, chunk, clock + one, clock + one * chunk.slices))
+            clock += one * chunk.slices
+    end = KERNEL.gather_interference.value * clock
+    for index, launch in enumerate(launches):
+        late = end + launch.time(launch.all_tiles)
+        for place, chunk, first, last in arrivals:
+            tiles = (launch.parts - place) * launch.tiles - chunk.before[index]
+            begun = launch.us * (chunk.slices - 1) / chunk.slices
+            late = max(late, max(first, last - begun) + launch.time(tiles))
+        end = late
     if kept:
+        last_shard = shards[-1]
         rate = _KILO * KERNEL.kept.value
-        end += KERNEL.kept_interference.value * world * shard_bytes / rate
-        end = max(end, world * shard_bytes / rate, peers * one + shard_bytes / chunks / rate)
+        gathered = (1 + len(shards)) * sum(chunk.size for chunk in last_shard)
+        end += KERNEL.kept_interference.value * gathered / rate
+        end = max(end, gathered / rate, clock + last_shard[-1].size / last_shard[-1].slices / rate)
     return KERNEL.fork.value + len(launches) * KERNEL.launch.value + end
 
 

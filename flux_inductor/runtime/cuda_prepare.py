@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flux_inductor.planning.fit import fitted
+from flux_inductor.planning.fit import fitted, groups_of
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.tiles import Tile, kernel_limit
@@ -69,7 +69,6 @@ def prepare_gather(
     )
     plan = _fit(problem, plan)
     strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
-    chunk = min(plan.chunk, rows)
     launches, sizes = [], []
     for columns, layout, leading in weights:
         kernel = kernel_for(problem.kind, plan.tile, problem.dtype, layout)
@@ -83,15 +82,17 @@ def prepare_gather(
             depth,
         )
         size.own_row_stride, size.own_strip_stride, size.weight_stride = depth, rows * depth, leading
-        size.rows_per_chunk, size.group = chunk, plan.sweep
+        size.rows_per_chunk, size.last_rows = min(plan.chunk, rows), min(plan.last, rows)
+        size.slices, size.group = max(plan.slices, 1), plan.sweep
         launches.append(kernel)
         sizes.append(size)
+    signals = world * kernels.gather_signals_per_shard(sizes[0])
     kept = ", gathered returned" if return_gathered else ""
     return Prepared(
         call=kernels.GatherCall(launches, sizes, plan.reserve),
         descriptor=f"all_gather_matmul of {problem.dtype} {list(shape)} along {gather_dim} with N = "
         f"{', '.join(map(str, problem.columns))}{kept}, {plan}",
-        need=Need(slot_bytes=world * _int(problem.shard_bytes), signals=world * -(-rows // chunk)),
+        need=Need(slot_bytes=world * _int(problem.shard_bytes), signals=signals),
     )
 
 
@@ -127,13 +128,14 @@ def prepare_scatter(
         addend=has_addend,
     )
     plan = _fit(problem, plan)
-    tile = Tile.parse(plan.tile)
     kernel = kernel_for(problem.kind, plan.tile, problem.dtype, layout)
     size = kernels.MatmulReduceScatter()
     strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
     size.world, size.rank, size.strips, size.rows, size.n, size.k = world, rank, strips, rows, columns, depth
     size.x_row_stride, size.weight_stride, size.scale = row_stride, leading, scale
-    size.group, size.chunk_columns = plan.sweep, -(-plan.width // (tile.n * tile.cluster_n))
+    groups = groups_of(Tile.parse(plan.tile), plan)
+    size.group, size.chunk_columns = plan.sweep, groups.columns
+    size.chunk_groups, size.first_groups, size.last_groups = groups.chunk, groups.first, groups.last
     chunks = world * kernels.scatter_chunks_per_part(kernel, size)
     moved, store = _int(problem.moved_bytes), plan.direction == "store"
     return Prepared(

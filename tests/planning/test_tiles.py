@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flux_inductor.planning.fit import MOST_SIGNALS, SWEEPS, fitted, op_us, tiles_before_chunks
 from flux_inductor.planning.plan import Direction, Plan, parse_plan
 from flux_inductor.planning.problem import Kind, Problem
+from flux_inductor.planning.schedule import cut
 from flux_inductor.planning.tiles import Menu, Tile, at_once, grid
 
 MENU: Menu = tuple(
@@ -81,9 +82,16 @@ def test_a_fitted_plan_is_whole_and_its_chunks_follow_the_sweep(
         assert pieces <= 8 * wanted + tiles.rows // max(SWEEPS)
 
 
-@given(st.integers(1, 3), st.integers(1, 3000), st.integers(1, 900), st.integers(1, 16), st.integers(1, 7))
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3000),
+    st.integers(1, 900),
+    st.integers(1, 16),
+    st.integers(1, 7),
+    st.integers(0, 900),
+)
 def test_the_first_tile_that_needs_a_chunk_is_found(
-    strips: int, rows: int, columns: int, sweep: int, chunks: int
+    strips: int, rows: int, columns: int, sweep: int, chunks: int, last: int
 ) -> None:
     problem = Problem("all_gather_matmul", 2, strips, rows, (8 * columns,), 512, "bf16")
     tiles = grid(Tile(128, 256, 64, 2, 1), problem, 8 * columns)
@@ -94,9 +102,9 @@ def test_the_first_tile_that_needs_a_chunk_is_found(
         for _ in range(tiles.columns)
         for row in range(group, min(group + plan.sweep, tiles.rows))
     ]
-    starts = range(0, rows, plan.chunk)
+    starts = [chunk.start for chunk in cut(0, rows, plan.chunk, 0, last)]
     first = [next(i for i, row in enumerate(order) if (row + 1) * tiles.height > start) for start in starts]
-    assert tiles_before_chunks(tiles, plan, len(starts)) == first
+    assert tiles_before_chunks(tiles, plan, starts) == first
 
 
 def test_what_a_kernel_stores_has_about_one_signal_a_round() -> None:

@@ -1,0 +1,77 @@
+"""How a plan becomes the fields of a CUDA problem, with stand-ins for the compiled kernels."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flux_inductor.planning.plan import parse_plan
+from flux_inductor.planning.tiles import MENUS
+from flux_inductor.runtime import cuda_prepare
+from flux_inductor.runtime.cuda_prepare import WeightShape
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = SimpleNamespace(
+        AllGatherMatmul=SimpleNamespace,
+        MatmulReduceScatter=SimpleNamespace,
+        GatherCall=lambda launches, sizes, reserve: sizes,
+        ScatterCall=lambda kernel, size, store, reserve: size,
+        gather_signals_per_shard=lambda size: 5,
+        scatter_chunks_per_part=lambda kernel, size: 7,
+    )
+    monkeypatch.setattr(cuda_prepare, "kernels", kernels)
+    monkeypatch.setattr(cuda_prepare, "kernel_for", lambda *_: None)
+    monkeypatch.setattr(cuda_prepare, "menu", lambda kind, dtype: MENUS[kind])
+
+
+def gather(rows: int, text: str) -> cuda_prepare.Prepared:
+    weights: list[WeightShape] = [(1280, "k_major", 8192), (640, "k_major", 8192)]
+    plan = parse_plan(text).at(2 * rows)
+    return cuda_prepare.prepare_gather(
+        2, 1, torch.Size((rows, 8192)), torch.bfloat16, weights, plan, 0, return_gathered=False
+    )
+
+
+def scatter(rows: int, text: str) -> cuda_prepare.Prepared:
+    plan = parse_plan(text).at(rows)
+    return cuda_prepare.prepare_scatter(
+        *(2, 1, torch.Size((rows, 1024)), torch.bfloat16, 1024, (8192, "k_major", 1024), plan),
+        *(0, "sum", 1.0, False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "chunk", "last", "slices"),
+    [
+        ("mesh push chunk=2560 last=1536 slices=4 tile=128x160x64/2x1 sweep=4", 2560, 1536, 4),
+        ("mesh push chunk=8192 last=8192 slices=2", 4096, 4096, 2),
+        ("mesh push chunk=1000", 1000, 0, 1),
+    ],
+)
+def test_a_gather_by_a_plan(text: str, chunk: int, last: int, slices: int) -> None:
+    prepared = gather(4096, text)
+    for size in prepared.call:
+        assert (size.rows_per_chunk, size.last_rows, size.slices) == (chunk, last, slices)
+    assert prepared.need.signals == 2 * 5
+
+
+@pytest.mark.parametrize(
+    ("cut", "groups"),
+    [
+        ("chunk=1536 first=512 last=256 width=8192 tile=128x256x64/2x1 sweep=1", (6, 2, 1)),
+        ("chunk=1500 first=500 last=300 width=8192 tile=128x256x64/2x1 sweep=2", (3, 1, 1)),
+        ("chunk=1024 width=8192 tile=128x256x64/2x1 sweep=4", (1, 0, 0)),
+        ("chunk=2048 width=4096 tile=128x256x64/2x1 sweep=4", (2, 0, 0)),
+        ("chunk=1024 first=512 last=512 tile=128x256x64/2x1", (2, 1, 1)),
+        ("chunk=1024", (1, 0, 0)),
+    ],
+)
+def test_a_scatter_by_a_plan(cut: str, groups: tuple[int, int, int]) -> None:
+    prepared = scatter(8192, f"mesh push {cut}")
+    size = prepared.call
+    assert (size.chunk_groups, size.first_groups, size.last_groups) == groups
+    assert prepared.need.signals == prepared.need.counters == 2 * 7
