@@ -13,13 +13,14 @@ from typing import Literal, TypeAlias
 import sympy
 
 from flux_inductor.planning.cost import predict
-from flux_inductor.planning.fit import fitted
+from flux_inductor.planning.fit import fitted, op_us
 from flux_inductor.planning.machine import KERNEL, MACHINES, MachineModel
 from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, Plan, PlanTable, single
 from flux_inductor.planning.problem import Layout, Problem, Size
 from flux_inductor.planning.table import MOST_ROWS, SizesOfM, table_by_m
 from flux_inductor.planning.tiles import MENUS, MOST_RESERVE, kernel_limit
 from flux_inductor.planning.topology import Device, Topology
+from flux_inductor.planning.uneven import uneven
 
 Mode: TypeAlias = Literal["auto", "always", "never"]
 
@@ -219,7 +220,9 @@ def candidates(problem: Problem, device: Device, reserve: int = 0) -> tuple[Plan
     ]
     if device == "cuda" and not problem.symbols:
         # Different cuts may come out alike, since chunks follow the tiles.
-        plans = list(dict.fromkeys(fitted(problem, plan, MENUS[problem.kind]) for plan in plans))
+        menu = MENUS[problem.kind]
+        plans = list(dict.fromkeys(fitted(problem, plan, menu) for plan in plans))
+        plans += uneven(problem, min(plans, key=lambda plan: op_us(problem, plan)), menu)
     return tuple(plans)
 
 

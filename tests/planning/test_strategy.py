@@ -223,6 +223,56 @@ def test_multiprocessors_are_left_to_other_communication_where_there_is_any(kind
     assert reserves(shared=False, reserve=20) == {20}
 
 
+@pytest.mark.parametrize(
+    ("kind", "m", "n", "k", "plan"),
+    [
+        (
+            *("all_gather_matmul", 8192, 1280, 8192),
+            "mesh push chunk=2048 last=2048 slices=4 tile=256x160x64/2x1 sweep=2",
+        ),
+        (
+            *("all_gather_matmul", 4096, 1280, 8192),
+            "mesh push chunk=2048 last=2048 slices=4 tile=128x160x64/2x1 sweep=4",
+        ),
+        (
+            *("matmul_reduce_scatter", 8192, 8192, 1024),
+            "mesh push chunk=1024 first=512 last=512 width=8192 tile=128x256x64/2x1 sweep=2",
+        ),
+        (
+            *("matmul_reduce_scatter", 4096, 8192, 1024),
+            "mesh push chunk=1024 first=512 last=512 width=8192 tile=128x256x64/2x1 sweep=2",
+        ),
+    ],
+)
+def test_what_the_link_bounds_gets_uneven_chunks(kind: Kind, m: int, n: int, k: int, plan: str) -> None:
+    problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16")
+    decision = decide(problem, "cuda")
+    assert str(decision.plan) == plan
+    evens = (each for each in candidates(problem, "cuda") if not each.last)
+    even_us = min(predict(problem, each, MACHINES["cuda"]) for each in evens)
+    assert decision.fused_us is not None
+    assert decision.fused_us < 0.98 * even_us
+    assert all(each.reserve == 12 for each in candidates(problem, "cuda", 12))
+
+
+@pytest.mark.parametrize("n", [6144, 7168])
+@pytest.mark.parametrize("m", [2048, 4096, 8192])
+def test_what_arithmetic_bounds_keeps_even_chunks(m: int, n: int) -> None:
+    pairs: list[tuple[Kind, int, int]] = [
+        ("all_gather_matmul", n, 8192),
+        ("matmul_reduce_scatter", 8192, n // 2),
+    ]
+    for kind, columns, depth in pairs:
+        problem = Problem(kind, 2, 1, m // 2, (columns,), depth, "bf16")
+        plan = decide(problem, "cuda").plan.at(m)
+        assert (plan.first, plan.last, plan.slices) == (0, 0, 0)
+
+
+def test_shards_in_strips_are_gathered_in_even_chunks() -> None:
+    problem = Problem("all_gather_matmul", 2, 2, 2048, (1280,), 8192, "bf16")
+    assert not any(plan.last for plan in candidates(problem, "cuda"))
+
+
 @pytest.mark.parametrize("world", [2, 4, 8])
 @pytest.mark.parametrize("depth", [4096, 8192])
 @pytest.mark.parametrize("m", [8, 16, 64, 128, 256])
