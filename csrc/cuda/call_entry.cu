@@ -15,31 +15,39 @@ __device__ void meet_ranks(Meeting const& meeting, uint32_t epoch) {
 }
 
 // Signals that calls do not use keep their old epochs, and would look like the future one day.
-__device__ void renew(SignalRegion const& region, uint32_t epoch) {
-  if (region.count == 0 || epoch - *region.renewed < kSignalLife) return;
+// `renewed` is what the region's word said at the start.
+__device__ void renew(SignalRegion const& region, uint32_t renewed, uint32_t epoch) {
+  if (region.count == 0 || epoch - renewed < kSignalLife) return;
   for (int i = threadIdx.x; i < region.count; i += blockDim.x) region.words[i] = epoch - 1;
-  __syncthreads();
   if (threadIdx.x == 0) *region.renewed = epoch;
 }
 
+__device__ uint32_t last_renewal(SignalRegion const& region) {
+  return region.count > 0 ? *region.renewed : 0;
+}
+
+// Every thread reads all that it may need at once, before anything is written: one after another,
+// these reads would take longer than all the rest.
 __global__ void enter_call_kernel(CallEntry entry) {
-  __shared__ uint32_t epoch;
-  __shared__ bool unknown;  // whether peers may still use the buffers
+  uint32_t epoch = *entry.epoch + 1;
+  bool replayed = *entry.replayed != 0;
+  uint32_t idle = last_renewal(entry.idle), used = last_renewal(entry.used),
+           meetings = last_renewal(entry.meetings);
+  __syncthreads();
   if (threadIdx.x == 0) {
-    epoch = *entry.epoch + 1;
     *entry.epoch = epoch;
-    unknown = entry.captured ? entry.first_of_graph : *entry.replayed != 0;
     *entry.replayed = entry.captured;
   }
   for (int i = threadIdx.x; i < entry.count; i += blockDim.x) entry.words[i] = 0;
-  __syncthreads();
-  renew(entry.idle, epoch);
+  renew(entry.idle, idle, epoch);
+  // Whether peers may still use the buffers.
+  bool unknown = entry.captured ? entry.first_of_graph : replayed;
   if (unknown) {
-    renew(entry.used, epoch);
+    renew(entry.used, used, epoch);
     __syncthreads();
     meet_ranks(entry.meeting, epoch);
   } else {
-    renew(entry.meetings, epoch);
+    renew(entry.meetings, meetings, epoch);
   }
 }
 
