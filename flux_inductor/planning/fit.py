@@ -14,7 +14,7 @@ from flux_inductor.planning.machine import CUDA, KERNEL
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.schedule import cut, cut_for
-from flux_inductor.planning.tiles import Grid, Menu, Tile, at_once, grid, known, tile_us
+from flux_inductor.planning.tiles import Grid, Menu, Tile, at_once, grid, keep_rate, known, tile_us
 from flux_inductor.planning.timeline import Gathered, Rounds, gather_us, push_us, store_us
 
 # Sweeps worth trying: beyond, the cache holds no more.
@@ -54,11 +54,18 @@ def op_us(problem: Problem, plan: Plan) -> float:
     tile = Tile.parse(plan.tile)
     one, resident = tile_us(tile, problem.kind, known(problem.depth)), at_once(tile, plan.reserve)
     grids = [grid(tile, problem, known(columns)) for columns in problem.columns]
-    rounds = [Rounds(problem.world, each.rows * each.columns, resident, one) for each in grids]
+    rounds = [
+        Rounds(
+            *(problem.world, each.rows * each.columns, resident),
+            one * (1 + KERNEL.sweep.value * sweep_loss(each, plan.sweep)),
+        )
+        for each in grids
+    ]
     if problem.kind == "all_gather_matmul":
         shards = _shards(problem, plan, grids)
         copies = sum(chunk.slices for shard in shards for chunk in shard)
-        return max(gather_us(rounds, shards, kept=problem.return_gathered), _least_us(problem, copies))
+        keep = keep_rate(tile, plan.reserve) if problem.return_gathered else 0.0
+        return max(gather_us(rounds, shards, keep=keep), _least_us(problem, copies))
     chunks = _tiles_of_chunks(grids[0], plan)
     tile_bytes = problem.itemsize * tile.m * tile.n * tile.cluster_m * tile.cluster_n
     partials = KERNEL.addition.value + (problem.world - 2) * KERNEL.partial.value

@@ -86,6 +86,7 @@ class KernelModel:
             leave their power to the others, but the deepest tile still has its depth.
         lockstep: share of a round that a reduce_scatter loses where all tiles for peers fit into one.
         handover: between the two warpgroups of a pingpong tile, us.
+        sweep: loss by operands that a narrow sweep reads more often, see fit.sweep_loss.
         epilogue: stores and counters of a cooperative tile of 128 x 256 of a reduce_scatter, us.
         addition: from a peer's partial of such a tile to the stored sum, us.
         partial: what each further peer's adds to it, us.
@@ -102,6 +103,7 @@ class KernelModel:
         stores: rate to a peer, GB/s.
         stall: share of a round's stores that the next round's products wait for.
         kept: rate of the stores of a gathered tensor that is kept, GB/s.
+        keeping: a piece's way from the gathered tensor to the kept one, us. Small buffers have few under way.
         kept_interference: what products lose beside them, see MachineModel.
     Other communication
         reserve: multiprocessors left to it, where there is any: a GEMM that fills the device holds them to
@@ -114,6 +116,7 @@ class KernelModel:
     last: Quantity
     lockstep: Quantity
     handover: Quantity
+    sweep: Quantity
     epilogue: Quantity
     addition: Quantity
     partial: Quantity
@@ -130,6 +133,7 @@ class KernelModel:
     stores: Quantity
     stall: Quantity
     kept: Quantity
+    keeping: Quantity
     kept_interference: Quantity
     reserve: Quantity
 
@@ -200,6 +204,7 @@ CUDA = MachineModel(
 
 _ALONE = f"fitted to the kernels alone, {_H200}"
 _FUSED = f"fitted to the fused kernels, {_H200}"
+_KERNELS = f"fitted to many plans of a shape, plans.json, {_H200}"
 _ENGINE = f"fitted to whole calls of two processes, plans.json, {_H200}"
 _ESTIMATE = "estimate, to be measured"
 
@@ -210,6 +215,7 @@ KERNEL = KernelModel(
     last=Quantity(0.1, "", _ALONE),
     lockstep=Quantity(0.2, "", _ENGINE),
     handover=Quantity(0.7, "us", _ENGINE),
+    sweep=Quantity(0.02, "", _KERNELS),
     epilogue=Quantity(3.5, "us", _ENGINE),
     addition=Quantity(7.0, "us", _FUSED),
     partial=Quantity(2.2, "us", "estimate, to be measured: 64 KB at a share of the memory's rate"),
@@ -226,6 +232,7 @@ KERNEL = KernelModel(
     stores=Quantity(300, "GB/s", _ENGINE),
     stall=Quantity(0.5, "", _ENGINE),
     kept=Quantity(600, "GB/s", _ESTIMATE),
+    keeping=Quantity(0.97, "us", "256x160 tiles keeping 134 MB in 550 us, one H200"),
     kept_interference=Quantity(0.06, "", _ENGINE),
     reserve=Quantity(8, "", _ESTIMATE),
 )

@@ -78,6 +78,11 @@ MENUS: dict[Kind, Menu] = {
     "matmul_reduce_scatter": _COMMON,
 }
 
+# Bytes of each of the two buffers through which a multiprocessor stores a gathered tensor that is kept: what
+# the mainloop's stages leave of its shared memory (csrc/cuda/keeping_epilogue.cuh).
+_KEEPING_BUFFER = 8192
+_SMALL_KEEPING_BUFFERS = {Tile(256, 160, 64, 2, 1): 896, Tile(128, 192, 64, 2, 1): 4992}
+
 # The kernels read operands by TMA: rows must be multiples of 16 bytes.
 GRANULE = 8
 # Ranks whose memory one kernel can address.
@@ -132,6 +137,13 @@ def tile_us(tile: Tile, kind: Kind, depth: int) -> float:
         return multiply + KERNEL.handover.value
     epilogue = KERNEL.epilogue.value if kind == "matmul_reduce_scatter" else 0.0
     return multiply + epilogue * tile.m * tile.n / (128 * 256)
+
+
+def keep_rate(tile: Tile, reserve: int = 0) -> float:
+    """At which the kernel of a tile stores a gathered tensor, GB/s: what is under way over how long it is."""
+    blocks = at_once(tile, reserve) * tile.cluster_m * tile.cluster_n
+    under_way = 2 * _SMALL_KEEPING_BUFFERS.get(tile, _KEEPING_BUFFER) * blocks
+    return min(KERNEL.kept.value, under_way / (1e3 * KERNEL.keeping.value))
 
 
 def kernel_limit(problem: Problem) -> str:

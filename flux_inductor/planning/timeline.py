@@ -70,12 +70,14 @@ class Gathered:
     slices: int = 1
 
 
-def gather_us(launches: Sequence[Rounds], shards: Sequence[Sequence[Gathered]], *, kept: bool) -> float:
+def gather_us(
+    launches: Sequence[Rounds], shards: Sequence[Sequence[Gathered]], *, keep: float = 0.0
+) -> float:
     """all_gather_matmul with launches one after another, of which the first ones wait.
 
     Args:
         shards: chunks of the peers' shards, in the order of their arrival.
-        kept: the kernel stores the gathered tensor, too.
+        keep: the rate, GB/s, at which the kernel also stores the gathered tensor; 0: it does not.
     """
     arrivals = []  # place of the part, chunk, when its first slice has arrived, and the last
     clock = 0.0
@@ -86,19 +88,18 @@ def gather_us(launches: Sequence[Rounds], shards: Sequence[Sequence[Gathered]], 
             clock += one * chunk.slices
     end = KERNEL.gather_interference.value * clock
     for index, launch in enumerate(launches):
-        late = end + launch.time(launch.all_tiles)
-        for place, chunk, first, last in arrivals:
-            tiles = (launch.parts - place) * launch.tiles - chunk.before[index]
-            begun = launch.us * (chunk.slices - 1) / chunk.slices
-            late = max(late, max(first, last - begun) + launch.time(tiles))
-        end = late
-    if kept:
+        end += KERNEL.launch.value + launch.time(launch.all_tiles)
+        for place, chunk, first, last in arrivals:  # copies run while the kernel is launched
+            rounds = launch.time((launch.parts - place) * launch.tiles - chunk.before[index])
+            begun = min(launch.us, rounds) * (chunk.slices - 1) / chunk.slices
+            end = max(end, max(first, last - begun) + rounds)
+    if keep:
         last_shard = shards[-1]
-        rate = _KILO * KERNEL.kept.value
+        rate = _KILO * keep
         gathered = (1 + len(shards)) * sum(chunk.size for chunk in last_shard)
         end += KERNEL.kept_interference.value * gathered / rate
-        end = max(end, gathered / rate, clock + last_shard[-1].size / last_shard[-1].slices / rate)
-    return KERNEL.fork.value + len(launches) * KERNEL.launch.value + end
+        end = max(end, gathered / rate, clock + last_shard[-1].size / rate)
+    return KERNEL.fork.value + end
 
 
 def push_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: float) -> float:

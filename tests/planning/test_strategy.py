@@ -228,7 +228,7 @@ def test_multiprocessors_are_left_to_other_communication_where_there_is_any(kind
     [
         (
             *("all_gather_matmul", 8192, 1280, 8192),
-            "mesh push chunk=2048 last=2048 slices=4 tile=256x160x64/2x1 sweep=2",
+            "mesh push chunk=4096 last=4096 slices=4 tile=256x160x64/2x1 sweep=3",
         ),
         (
             *("all_gather_matmul", 4096, 1280, 8192),
