@@ -80,13 +80,14 @@ def _scatters(problem: Problem, bare: Plan, tiles: Grid) -> Iterator[Plan]:
     half = -(-one // 2)
     for first, last in dict.fromkeys([(one, one), (half, one), (half, half)]):
         sweep = first if last % first == 0 else 1
-        ends = (first + last) * tiles.height
-        for chunk in _between(max(total - ends, 0), sweep * tiles.height):
+        begin = min(first * tiles.height, total)
+        end = min(last * tiles.height, total - begin)
+        for chunk in _between(total - begin - end, sweep * tiles.height):
             yield replace(
                 bare,
                 chunk=chunk,
-                first=first * tiles.height,
-                last=last * tiles.height,
+                first=begin,
+                last=end,
                 width=known(problem.columns[0]),
                 tile=str(tiles.tile),
                 sweep=sweep,

@@ -13,7 +13,7 @@ import torch
 from flux_inductor.planning.fit import fitted, groups_of
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Layout, Problem
-from flux_inductor.planning.tiles import Tile, kernel_limit
+from flux_inductor.planning.tiles import Tile, grid, kernel_limit
 from flux_inductor.runtime.cuda_kernels import DTYPES, kernel_for, kernels, menu
 from flux_inductor.runtime.cuda_memory import Need
 
@@ -83,7 +83,9 @@ def prepare_gather(
         )
         size.own_row_stride, size.own_strip_stride, size.weight_stride = depth, rows * depth, leading
         size.rows_per_chunk, size.last_rows = min(plan.chunk, rows), min(plan.last, rows)
-        size.slices, size.group = max(plan.slices, 1), plan.sweep
+        tiles = grid(Tile.parse(plan.tile), problem, columns)
+        size.slices = min(max(plan.slices, 1), -(-depth // tiles.tile.k))
+        size.group = min(plan.sweep, tiles.rows)
         launches.append(kernel)
         sizes.append(size)
     signals = world * kernels.gather_signals_per_shard(sizes[0])
@@ -133,9 +135,13 @@ def prepare_scatter(
     strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
     size.world, size.rank, size.strips, size.rows, size.n, size.k = world, rank, strips, rows, columns, depth
     size.x_row_stride, size.weight_stride, size.scale = row_stride, leading, scale
-    groups = groups_of(Tile.parse(plan.tile), plan)
-    size.group, size.chunk_columns = plan.sweep, groups.columns
-    size.chunk_groups, size.first_groups, size.last_groups = groups.chunk, groups.first, groups.last
+    tile = Tile.parse(plan.tile)
+    tiles, groups = grid(tile, problem, columns), groups_of(tile, plan)
+    size.group, size.chunk_columns = min(plan.sweep, tiles.rows), min(groups.columns, tiles.columns)
+    most = -(-tiles.rows // size.group)  # groups of a part
+    size.chunk_groups, size.first_groups, size.last_groups = (
+        min(each, most) for each in (groups.chunk, groups.first, groups.last)
+    )
     chunks = world * kernels.scatter_chunks_per_part(kernel, size)
     moved, store = _int(problem.moved_bytes), plan.direction == "store"
     return Prepared(
