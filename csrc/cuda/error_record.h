@@ -14,7 +14,7 @@ struct ErrorRecord {
   uint32_t state;   // 0: no error; 1: being written; 2: complete
   uint32_t op;      // Op
   uint32_t source;  // rank whose chunk did not arrive
-  uint32_t chunk;   // index of that chunk in its part
+  uint32_t chunk;   // which of the part's signals: the chunk, or a slice of the last one
   uint32_t expected;
   uint32_t seen;
 };

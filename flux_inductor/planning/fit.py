@@ -177,18 +177,23 @@ def _chunks_wanted(problem: Problem, plan: Plan, tiles: Grid) -> int:
     return min(max(round(rounds), 1), MOST_SIGNALS)
 
 
+@lru_cache(maxsize=4096)
 def sweep_loss(tiles: Grid, sweep: int) -> float:
-    """How many more operands than at best are read, as a share.
+    """How many more operands are read than with the best sweep, as a share."""
+    return _operands(tiles, sweep) / min(_operands(tiles, other) for other in sweeps(tiles)) - 1
+
+
+def _operands(tiles: Grid, sweep: int) -> float:
+    """Read by the clusters at work, by what as many would read in a square; never less than 1.
 
     `sweep` rows of clusters are swept together along the columns: the clusters at work share `sweep` blocks
-    of rows and at_once / sweep of columns. The square of the two is best.
+    of rows and at_once / sweep of columns, or more rows where there are not so many columns.
     """
-    tile = tiles.tile
-    sweep = min(sweep, tiles.rows)
-    across = min(at_once(tile) / sweep, tiles.columns)
-    read = sweep * tile.m * tile.cluster_m + across * tile.n * tile.cluster_n
-    area = sweep * tile.m * tile.cluster_m * across * tile.n * tile.cluster_n
-    return float(read / (2 * area**0.5) - 1)
+    tile, working = tiles.tile, at_once(tiles.tile)
+    rows = min(max(sweep, working / tiles.columns), tiles.rows)
+    across = min(working / rows, tiles.columns)
+    height, width = rows * tiles.height, across * tile.n * tile.cluster_n
+    return float((height + width) / (2 * (height * width) ** 0.5))
 
 
 def sweeps(tiles: Grid) -> list[int]:
@@ -200,13 +205,14 @@ def best_sweep(tiles: Grid, chunk: int) -> int:
     """The sweep that reads the fewest operands, of those that wait for one chunk of rows at a time.
 
     Chunks that are no whole number of sweeps count as a loss: they leave a sweep that waits for the next one.
+    Of equals the widest: measured never slower.
     """
-    whole = chunk >= tiles.rows * tiles.height
-    patient = [sweep for sweep in sweeps(tiles) if sweep * tiles.height <= chunk] or [1]
+    whole = chunk > (tiles.rows - 1) * tiles.height
+    patient = [sweep for sweep in sweeps(tiles) if whole or sweep * tiles.height <= chunk] or [1]
 
     def cost(sweep: int) -> tuple[float, int]:
         left = 0.0 if whole else chunk % (sweep * tiles.height) / chunk
-        return sweep_loss(tiles, sweep) + left, sweep
+        return round(sweep_loss(tiles, sweep) + left, 3), -sweep
 
     return min(patient, key=cost)
 

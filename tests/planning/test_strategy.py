@@ -228,11 +228,11 @@ def test_multiprocessors_are_left_to_other_communication_where_there_is_any(kind
     [
         (
             *("all_gather_matmul", 8192, 1280, 8192),
-            "mesh push chunk=4096 last=4096 slices=4 tile=256x160x64/2x1 sweep=3",
+            "mesh push chunk=4096 last=4096 slices=4 tile=256x160x64/2x1 sweep=8",
         ),
         (
             *("all_gather_matmul", 4096, 1280, 8192),
-            "mesh push chunk=2048 last=2048 slices=4 tile=128x160x64/2x1 sweep=4",
+            "mesh push chunk=2048 last=2048 slices=4 tile=128x160x64/2x1 sweep=8",
         ),
         (
             *("matmul_reduce_scatter", 8192, 8192, 1024),

@@ -311,7 +311,8 @@ def test_a_sweep_across_two_chunks_waits_for_both() -> None:
     apart, across = (Plan("mesh", "push", 2048, "128x160x64/2x1", sweep) for sweep in (4, 6))
     # Measured across: 1.33 and 1.38 of the product alone, where four chunks, also apart, took 1.21.
     assert op_us(problem, across) > 1.1 * op_us(problem, apart)
-    assert fitted(problem, Plan("mesh", "push", 2048, "128x160x64/2x1"), MENUS[problem.kind]) == apart
+    chosen = fitted(problem, Plan("mesh", "push", 2048, "128x160x64/2x1"), MENUS[problem.kind])
+    assert 2048 % (chosen.sweep * 256) == 0, "chunks are whole sweeps"
 
 
 # (kind, M, N, K, microseconds): through the engine on two H200, see benchmarks/results/ops.json.
