@@ -67,7 +67,8 @@ def _gathers(problem: Problem, bare: Plan, tiles: Grid) -> Iterator[Plan]:
     extent, one = known(problem.extent), _round(tiles, bare.reserve)
     slices = [count for count in SLICES if count * SLICE_DEPTH <= known(problem.depth)]
     for rows in sorted({one, -(-3 * one // 4), -(-one // 2)}, reverse=True):
-        last = min(rows * tiles.height, extent)
+        # It begins with a cluster: whatever lies before one would hold a cluster of its own.
+        last = extent - max(tiles.rows - rows, 0) * tiles.height
         # Other shards than the last are cut by `chunk` alone.
         for chunk in _between(extent - last, tiles.height) if last < extent else [extent]:
             for count in (*reversed(slices), 0):

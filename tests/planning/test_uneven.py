@@ -11,7 +11,7 @@ from flux_inductor.planning.fit import fitted, op_us
 from flux_inductor.planning.plan import Plan, check_plan
 from flux_inductor.planning.problem import Kind, Problem
 from flux_inductor.planning.strategy import candidates
-from flux_inductor.planning.tiles import MENUS, known
+from flux_inductor.planning.tiles import MENUS, Tile, known
 
 kinds: st.SearchStrategy[Kind] = st.sampled_from(["all_gather_matmul", "matmul_reduce_scatter"])
 reserves = st.sampled_from([0, 8, 33, 66])
@@ -59,6 +59,14 @@ def test_ends_that_are_rounded_up_to_clusters_lie_in_the_part(rows: int, n: int,
     assert found
     for plan in found:
         check_sizes(problem, plan)
+
+
+def test_the_last_chunk_of_a_ragged_shard_begins_with_a_cluster() -> None:
+    problem = Problem("all_gather_matmul", 2, 1, 10922, (1280,), 8192, "bf16")
+    (plan,) = best_uneven(problem, 0)
+    tile = Tile.parse(plan.tile)
+    assert plan.last < known(problem.rows)
+    assert (known(problem.rows) - plan.last) % (tile.m * tile.cluster_m) == 0, plan
 
 
 @settings(max_examples=100, deadline=None)
