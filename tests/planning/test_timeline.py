@@ -208,7 +208,8 @@ def test_what_is_predicted_fastest_was_measured_nearly_fastest(
 @pytest.mark.parametrize("kind", KINDS)
 def test_predictions_are_near_the_clock(kind: Kind) -> None:
     errors = [abs(one.predicted / one.us - 1) for found in measured(kind).values() for one in found]
-    assert sorted(errors)[len(errors) // 2] < 0.02
+    # Of kernels whose epilogue took longer than today's.
+    assert sorted(errors)[len(errors) // 2] < 0.03
     assert sorted(errors)[len(errors) * 9 // 10] < 0.06
 
 
