@@ -210,7 +210,7 @@ def test_predictions_are_near_the_clock(kind: Kind) -> None:
     errors = [abs(one.predicted / one.us - 1) for found in measured(kind).values() for one in found]
     # Of kernels whose epilogue took longer than today's.
     assert sorted(errors)[len(errors) // 2] < 0.03
-    assert sorted(errors)[len(errors) * 9 // 10] < 0.06
+    assert sorted(errors)[len(errors) * 9 // 10] < 0.07
 
 
 def engine_runs() -> dict[tuple[str, Kind, int, int, int], list[Measured]]:
