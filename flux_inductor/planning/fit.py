@@ -52,15 +52,8 @@ def fitted(problem: Problem, plan: Plan, menu: Menu) -> Plan:
 def op_us(problem: Problem, plan: Plan) -> float:
     """The fused op by a plan that `fitted` has completed, microseconds."""
     tile = Tile.parse(plan.tile)
-    one, resident = tile_us(tile, problem.kind, known(problem.depth)), at_once(tile, plan.reserve)
     grids = [grid(tile, problem, known(columns)) for columns in problem.columns]
-    rounds = [
-        Rounds(
-            *(problem.world, each.rows * each.columns, resident),
-            one * (1 + KERNEL.sweep.value * sweep_loss(each, plan.sweep)),
-        )
-        for each in grids
-    ]
+    rounds = [_rounds(problem, each, plan.reserve, sweep_loss(each, plan.sweep)) for each in grids]
     if problem.kind == "all_gather_matmul":
         shards = _shards(problem, plan, grids)
         copies = sum(chunk.slices for shard in shards for chunk in shard)
@@ -74,6 +67,12 @@ def op_us(problem: Problem, plan: Plan) -> float:
         return max(store_us(rounds[0], chunks, tile_bytes, addition), _least_us(problem, 0))
     time = push_us(rounds[0], chunks, tile_bytes, addition)
     return max(time, _least_us(problem, (problem.world - 1) * len(chunks)))
+
+
+def _rounds(problem: Problem, tiles: Grid, reserve: int, loss: float = 0.0) -> Rounds:
+    """One launch; `loss` is that of its sweep."""
+    one = tile_us(tiles.tile, problem.kind, known(problem.depth)) * (1 + KERNEL.sweep.value * loss)
+    return Rounds(problem.world, tiles.rows * tiles.columns, at_once(tiles.tile, reserve), one)
 
 
 def _shards(problem: Problem, plan: Plan, grids: Sequence[Grid]) -> list[list[Gathered]]:
@@ -95,9 +94,8 @@ def product_us(problem: Problem, reserve: int, menu: Menu) -> float:
     """The kernel's time with the best of the tiles if it waited for nothing, microseconds."""
 
     def time(tile: Tile) -> float:
-        one, resident = tile_us(tile, problem.kind, known(problem.depth)), at_once(tile, reserve)
-        grids = [grid(tile, problem, known(columns)) for columns in problem.columns]
-        rounds = [Rounds(problem.world, each.rows * each.columns, resident, one) for each in grids]
+        grids = (grid(tile, problem, known(columns)) for columns in problem.columns)
+        rounds = (_rounds(problem, tiles, reserve) for tiles in grids)
         return sum(KERNEL.launch.value + each.time(each.all_tiles) for each in rounds)
 
     return min(map(time, menu))
