@@ -92,6 +92,7 @@ struct AllGatherMatmulTraits {
     epilogue.ptr_D = static_cast<Element*>(p.product);
     epilogue.dD = {p.n, {}, int64_t(p.rows) * p.n};
     epilogue.keep = keep(p);
+    epilogue.succession = p.succession;
     arguments.scheduler.order = order(p);
     launch_kernel<Kernel>(arguments, p.multiprocessors, stream);
   }

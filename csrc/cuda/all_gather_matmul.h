@@ -4,6 +4,7 @@
 #include "error_record.h"
 #include "gather_chunks.h"
 #include "kernel_registry.h"
+#include "succession.h"
 
 namespace flux_inductor::cuda {
 
@@ -24,8 +25,9 @@ struct AllGatherMatmul {
   // The gathered tensor, [strips, world, rows, k] contiguous, for the kernel to store; or null. On
   // one launch of a call, best the one with the largest n. Needs own_row_stride == k.
   void* kept;
-  uint32_t const* signals;  // [world * signals_per_shard()]; see gather_chunks.h
-  uint32_t const* epoch;    // device memory; the value that this call's signals reach
+  Epoch const* signals;  // [world * signals_per_shard()]; see gather_chunks.h
+  Epoch const* epoch;    // device memory; the value that this call's signals reach
+  Succession succession;
   // Of chunks; of the last one of the shard that arrives last, 0: as any other; and in how many
   // slices along K that one is sent.
   int rows_per_chunk, last_rows, slices = 1;

@@ -5,7 +5,6 @@
 #include "all_gather_matmul.h"
 #include "bindings.h"
 #include "bindings_workspace.h"
-#include "call_entry.h"
 #include "copy_engine.h"
 #include "matmul_reduce_scatter.h"
 
@@ -133,17 +132,6 @@ void bind_module(py::module_& m) {
   m.def("scatter_chunks_per_part",
         [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p) {
           return scatter_chunks_per_part(p, kernel.tile);
-        });
-  // The entry of an eager call after an eager one: no meeting of ranks. `replayed` is a word that
-  // is zero.
-  m.def("enter_call",
-        [](Address epoch, Address replayed, Address words, int count, Address stream) {
-          CallEntry entry{};
-          entry.epoch = pointer<uint32_t>(epoch);
-          entry.replayed = pointer<uint32_t>(replayed);
-          entry.words = pointer<uint32_t>(words);
-          entry.count = count;
-          enter_call(entry, stream_of(stream));
         });
   m.def("push_shard", [](AllGatherMatmul const& p, Addresses const& gathered,
                          Addresses const& signals, Address stream) {

@@ -26,17 +26,13 @@ std::vector<T*> pointers(Addresses const& addresses) {
 Address number(py::args const& arguments, size_t i) { return arguments[i].cast<Address>(); }
 
 Workspace::Memory memory(int world, int rank, int device, Addresses const& slots,
-                         int64_t slot_bytes, Addresses const& words, int signals, Address own_words,
-                         Address errors, uint64_t wait_limit_ns) {
-  return {world,
-          rank,
-          device,
-          pointers<char>(slots),
-          slot_bytes,
-          pointers<uint32_t>(words),
-          signals,
-          pointer<uint32_t>(own_words),
-          pointer<ErrorRecord>(errors),
+                         int64_t slot_bytes, Addresses const& signals, int signals_per_set,
+                         Address own_words, int counters, Address errors, uint64_t wait_limit_ns) {
+  return {world,           rank,
+          device,          pointers<char>(slots),
+          slot_bytes,      pointers<Epoch>(signals),
+          signals_per_set, pointer<uint32_t>(own_words),
+          counters,        pointer<ErrorRecord>(errors),
           wait_limit_ns};
 }
 
@@ -45,9 +41,8 @@ py::object read_error(Address address) {
   auto const* record = pointer<ErrorRecord const volatile>(address);
   if (record->state != 2) return py::none();
   return py::make_tuple(static_cast<uint32_t>(record->op), static_cast<uint32_t>(record->source),
-                        static_cast<uint32_t>(record->chunk),
-                        static_cast<uint32_t>(record->expected),
-                        static_cast<uint32_t>(record->seen));
+                        static_cast<uint32_t>(record->chunk), static_cast<Epoch>(record->expected),
+                        static_cast<Epoch>(record->seen));
 }
 
 }  // namespace
@@ -67,16 +62,16 @@ void bind_workspace(py::module_& m) {
                        bool store,
                        int reserve) { return ScatterCall{kernel, problem, store, reserve}; }));
   py::class_<Workspace>(m, "Workspace")
-      .def(
-          py::init([](int world, int rank, int device, Addresses const& slots, int64_t slot_bytes,
-                      Addresses const& words, int signals, Address own_words, Address errors,
-                      uint64_t wait_limit_ns) {
-            return std::make_unique<Workspace>(memory(world, rank, device, slots, slot_bytes, words,
-                                                      signals, own_words, errors, wait_limit_ns));
-          }),
-          py::arg("world"), py::arg("rank"), py::arg("device"), py::arg("slots"),
-          py::arg("slot_bytes"), py::arg("words"), py::arg("signals"), py::arg("own_words"),
-          py::arg("errors"), py::arg("wait_limit_ns"))
+      .def(py::init([](int world, int rank, int device, Addresses const& slots, int64_t slot_bytes,
+                       Addresses const& signals, int signals_per_set, Address own_words,
+                       int counters, Address errors, uint64_t wait_limit_ns) {
+             return std::make_unique<Workspace>(memory(world, rank, device, slots, slot_bytes,
+                                                       signals, signals_per_set, own_words,
+                                                       counters, errors, wait_limit_ns));
+           }),
+           py::arg("world"), py::arg("rank"), py::arg("device"), py::arg("slots"),
+           py::arg("slot_bytes"), py::arg("signals"), py::arg("signals_per_set"),
+           py::arg("own_words"), py::arg("counters"), py::arg("errors"), py::arg("wait_limit_ns"))
       .def_property_readonly("captured", &Workspace::captured)
       // Numbers alone, since lists would cost more than the call: then for each launch its weight,
       // bias and product.
@@ -101,10 +96,11 @@ void bind_workspace(py::module_& m) {
              py::gil_scoped_release release;
              return workspace.run(call, operands, pointer<CUstream_st>(stream));
            });
-  m.def("symmetric_words", &SymmetricWords::count);
+  m.def("symmetric_signals", &SymmetricSignals::count);
   m.def("own_words", &OwnWords::count);
   m.attr("ERROR_RECORD_BYTES") = sizeof(ErrorRecord);
   m.attr("MEETING_CHUNK") = kMeetingChunk;
+  m.attr("OWN_COPIES_CHUNK") = kOwnCopiesChunk;
   m.attr("MAX_RANKS") = kMaxRanks;
   m.def("read_error", &read_error);
   m.def("prepare_call_entry", &prepare_call_entry);

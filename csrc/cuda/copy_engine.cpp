@@ -39,8 +39,8 @@ void copy_matrix(char* to, int64_t to_stride, char const* from, int64_t from_str
              "copy of a chunk");
 }
 
-void send_signal(uint32_t* signal, uint32_t const* epoch, cudaStream_t stream) {
-  check_cuda(cudaMemcpyAsync(signal, epoch, sizeof(uint32_t), cudaMemcpyDeviceToDevice, stream),
+void send_signal(Epoch* signal, Epoch const* epoch, cudaStream_t stream) {
+  check_cuda(cudaMemcpyAsync(signal, epoch, sizeof(Epoch), cudaMemcpyDeviceToDevice, stream),
              "copy of a signal");
 }
 
@@ -74,15 +74,23 @@ void push_block(AllGatherMatmul const& p, void* gathered, Block const& block, cu
   }
 }
 
+Epoch* signals_of(AllGatherMatmul const& p, ShardPush const& push, int peer) {
+  return push.signals[peer] + p.rank * p.chunks_at(peer).signals_per_shard();
+}
+// Peers in the order in which they are sent to.
+int gather_peer(AllGatherMatmul const& p, int distance) {
+  return (p.rank - distance + p.world) % p.world;
+}
+
 }  // namespace
 
 void push_shard(AllGatherMatmul const& p, ShardPush const& push, cudaStream_t stream) {
   if (p.own_row_stride != p.k)
     throw std::invalid_argument("push_shard: the rows of the shard must be contiguous");
   for (int distance = 1; distance < p.world; ++distance) {
-    int peer = (p.rank - distance + p.world) % p.world;
+    int peer = gather_peer(p, distance);
     GatherChunks chunks = p.chunks_at(peer);
-    uint32_t* signals = push.signals[peer] + p.rank * chunks.signals_per_shard();
+    Epoch* signals = signals_of(p, push, peer);
     Cut const& cut = chunks.cut_of(p.rank);
     for (int chunk = 0; chunk < cut.chunks(); ++chunk) {
       Block rows{cut.begin(chunk), cut.end(chunk), 0, p.k};
@@ -102,6 +110,13 @@ void push_shard(AllGatherMatmul const& p, ShardPush const& push, cudaStream_t st
   }
 }
 
+Epoch const* last_signal(AllGatherMatmul const& p, ShardPush const& push) {
+  int peer = gather_peer(p, p.world - 1);
+  GatherChunks chunks = p.chunks_at(peer);
+  int last_row = chunks.cut_of(p.rank).end(chunks.cut_of(p.rank).chunks() - 1) - 1;
+  return signals_of(p, push, peer) + chunks.signal_of(p.rank, last_row, chunks.slices() - 1);
+}
+
 void push_partials(MatmulReduceScatter const& p, Tile const& tile, PartialsPush const& push,
                    cudaStream_t stream) {
   int chunks = scatter_chunks_per_part(p, tile);
@@ -112,6 +127,12 @@ void push_partials(MatmulReduceScatter const& p, Tile const& tile, PartialsPush 
                 chunk.last_column - chunk.first_column, chunk.last_row - chunk.first_row, stream);
     send_signal(push.arrived[chunk.part] + p.rank * chunks + chunk.index, p.epoch, stream);
   }
+}
+
+Epoch const* last_signal(MatmulReduceScatter const& p, Tile const& tile, PartialsPush const& push) {
+  int last_part = (p.rank + p.world - 1) % p.world;  // of scatter_chunks()
+  int chunks = scatter_chunks_per_part(p, tile);
+  return push.arrived[last_part] + (p.rank + 1) * chunks - 1;
 }
 
 }  // namespace flux_inductor::cuda

@@ -1,7 +1,7 @@
 // The copy-engine transport: chunks move as asynchronous copies on a side stream, each with its
 // signal behind it.
 //
-// A signal is a 4-byte copy of the epoch in device memory: cheaper than a stream memory operation,
+// A signal is an 8-byte copy of the epoch in device memory: cheaper than a stream memory operation,
 // and right when a CUDA graph is replayed. Copies go on while a kernel that waits for them holds
 // every multiprocessor.
 #pragma once
@@ -17,18 +17,22 @@ namespace flux_inductor::cuda {
 struct ShardPush {
   // Each rank's, as this rank addresses it; the own ones are not used.
   void* gathered[kMaxRanks];
-  uint32_t* signals[kMaxRanks];
+  Epoch* signals[kMaxRanks];
 };
 void push_shard(AllGatherMatmul const& problem, ShardPush const& push, cudaStream_t stream);
+// The signal that is sent last, when all copies have ended.
+Epoch const* last_signal(AllGatherMatmul const& problem, ShardPush const& push);
 
 // Sends each chunk of the peers' parts to its owner as soon as its tiles are stored. The stream
 // waits for the counters that the kernel raises; it cannot hang, since the kernel's own waits end.
 struct PartialsPush {
   // Where each rank takes this rank's partials, and its signals, as this rank addresses them.
   void* partials[kMaxRanks];
-  uint32_t* arrived[kMaxRanks];
+  Epoch* arrived[kMaxRanks];
 };
 void push_partials(MatmulReduceScatter const& problem, Tile const& tile, PartialsPush const& push,
                    cudaStream_t stream);
+Epoch const* last_signal(MatmulReduceScatter const& problem, Tile const& tile,
+                         PartialsPush const& push);
 
 }  // namespace flux_inductor::cuda

@@ -11,12 +11,12 @@ enum class Op : uint32_t { all_gather_matmul = 1, matmul_reduce_scatter = 2 };
 // when the context is lost. The first wait that fails fills it, and then its kernel traps; so does
 // every wait of the group that finds it filled.
 struct ErrorRecord {
-  uint32_t state;   // 0: no error; 1: being written; 2: complete
-  uint32_t op;      // Op
-  uint32_t source;  // rank whose chunk did not arrive
-  uint32_t chunk;   // which of the part's signals: the chunk, or a slice of the last one
-  uint32_t expected;
-  uint32_t seen;
+  uint32_t state;     // 0: no error; 1: being written; 2: complete
+  uint32_t op;        // Op
+  uint32_t source;    // rank whose chunk did not arrive
+  uint32_t chunk;     // which of the part's signals: the chunk, or a slice of the last one
+  uint64_t expected;  // epochs
+  uint64_t seen;
 };
 
 }  // namespace flux_inductor::cuda

@@ -1,6 +1,7 @@
-// CUTLASS's TMA epilogue, whose otherwise idle load warp stores the gathered tensor for the caller.
+// CUTLASS's TMA epilogue, whose otherwise idle load warp stores the gathered tensor for the caller,
+// and sees to the next call (succession.h).
 //
-// Contract. With `kept` null this is the base epilogue: the load warp ends at once. Otherwise every
+// Contract. With `kept` null the product is made by the base epilogue alone. Otherwise every
 // byte of kept, [strips, world, rows, K], is written exactly once by the launch, with what the
 // mainloop multiplies, and is complete when the kernel ends. The products are the same to the bit,
 // since mainloop and multiplying warps run the same code.
@@ -26,6 +27,7 @@
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cutlass/arch/barrier.h"
 #include "row_gate.cuh"
+#include "succession.cuh"
 
 namespace flux_inductor::cuda {
 
@@ -68,27 +70,33 @@ class KeepingEpilogue : public Base_ {
 
   struct Arguments : Base::Arguments {
     Keep keep;
+    Succession succession;
   };
   struct Params : Base::Params {
     Keep keep;
+    Succession succession;
   };
 
   template <class ProblemShape>
   static Params to_underlying_arguments(ProblemShape const& shape, Arguments const& arguments,
                                         void* workspace) {
-    return {Base::to_underlying_arguments(shape, arguments, workspace), arguments.keep};
+    return {Base::to_underlying_arguments(shape, arguments, workspace), arguments.keep,
+            arguments.succession};
   }
 
   CUTLASS_DEVICE KeepingEpilogue(Params const& params, TensorStorage& storage)
-      : Base(params, storage), keep_(params.keep) {}
+      : Base(params, storage), keep_(params.keep), succession_(params.succession) {}
 
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return keep_.kept != nullptr; }
+  CUTLASS_DEVICE bool is_producer_load_needed() const {
+    return keep_.kept != nullptr || succession_.next_epoch != nullptr;
+  }
 
   template <class ProblemShape, class TileShape, class TileCoord, class TiledMma>
   CUTLASS_DEVICE LoadPipelineState load(LoadPipeline const&, LoadPipelineState state,
                                         ProblemShape const&, TileShape, TileCoord const& coord,
                                         TiledMma const&, int lane, TensorStorage& storage,
                                         int = -1) {
+    if (keep_.kept == nullptr) return state;
     auto [m, n, k, l] = coord;
     int first_row = m * kTileRows;
     if (first_row >= keep_.gate.rows) return state;
@@ -111,6 +119,7 @@ class KeepingEpilogue : public Base_ {
 
   CUTLASS_DEVICE LoadPipelineState load_tail(LoadPipeline const&, LoadPipelineState state) {
     wait_for_own_bulk_stores();
+    prepare_next_call(succession_, keep_.gate.epoch, keep_.gate.limit, keep_.gate.rank);
     return state;
   }
 
@@ -172,6 +181,7 @@ class KeepingEpilogue : public Base_ {
   }
 
   Keep const& keep_;
+  Succession const& succession_;
   RowGate row_gate_;
   uint32_t piece_ = 0;  // pieces copied so far
 };

@@ -106,6 +106,7 @@ struct MatmulReduceScatterTraits {
     epilogue.counters = p.counters;
     epilogue.arrived = p.arrived;
     epilogue.epoch = p.epoch;
+    epilogue.succession = p.succession;
     epilogue.limit = {p.wait_limit_ns, p.errors, Op::matmul_reduce_scatter};
     epilogue.bias = static_cast<Element const*>(p.bias);
     epilogue.addend = static_cast<Element const*>(p.addend);

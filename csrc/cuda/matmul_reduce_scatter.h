@@ -4,6 +4,7 @@
 #include "error_record.h"
 #include "kernel_registry.h"
 #include "scatter_chunks.h"
+#include "succession.h"
 
 namespace flux_inductor::cuda {
 
@@ -28,15 +29,16 @@ struct MatmulReduceScatter {
   // Transport by epilogue stores: parts[i], i != rank, lies in rank i's memory, and the kernel
   // itself raises delivered[i][rank * chunks_per_part + chunk] there to the epoch. Null: someone
   // else moves the chunks.
-  uint32_t* delivered[kMaxRanks];
+  Epoch* delivered[kMaxRanks];
   // [world * chunks_per_part] each: tiles stored of each chunk, zero at the start; and signals that
   // a rank's partials of a chunk are there.
   uint32_t* counters;
-  uint32_t const* arrived;
-  uint32_t const* epoch;  // device memory; the value that this call's signals reach
-  uint32_t* claims;       // zero at the start
-  int group;              // rows of clusters swept together
-  int chunk_columns;      // columns of clusters in a chunk
+  Epoch const* arrived;
+  Epoch const* epoch;  // device memory; the value that this call's signals reach
+  uint32_t* claims;    // zero at the start
+  Succession succession;
+  int group;          // rows of clusters swept together
+  int chunk_columns;  // columns of clusters in a chunk
   // Groups in a chunk; in a part's first and last one, 0: as in any other.
   int chunk_groups = 1, first_groups, last_groups;
   int multiprocessors;  // to use at most

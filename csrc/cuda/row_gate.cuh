@@ -10,8 +10,8 @@ namespace flux_inductor::cuda {
 // Where the chunks of A come from, and how to know that they are there: a signal reaches *epoch
 // when its chunk, or slice of a chunk, is there. gather_chunks.h says which signal is whose.
 struct Gate {
-  uint32_t const* signals;
-  uint32_t const* epoch;
+  Epoch const* signals;
+  Epoch const* epoch;
   Divider world;
   int rank;
   int rows;  // of a shard, per strip
@@ -60,7 +60,7 @@ class RowGate {
   // The signals that were waited for last: tiles swept along N need the same ones again.
   int first_ready_ = 0;
   int last_ready_ = -1;
-  uint32_t epoch_ = 0;
+  Epoch epoch_ = 0;
 };
 
 }  // namespace flux_inductor::cuda

@@ -47,6 +47,7 @@
 #include "matmul_reduce_scatter.h"
 #include "scattered_tile.cuh"
 #include "signals.cuh"
+#include "succession.cuh"
 
 namespace flux_inductor::cuda {
 
@@ -80,12 +81,13 @@ class ScatterEpilogue : public Base_ {
     int rows;  // of a part, per strip
     int n;
     float scale;
-    uint32_t* counters;  // [world * chunks_per_part]: tiles stored of each chunk; zero at first
-    uint32_t const* arrived;  // [world * chunks_per_part]: signals of each peer's partial chunks
-    uint32_t const* epoch;
+    uint32_t* counters;    // [world * chunks_per_part]: tiles stored of each chunk; zero at first
+    Epoch const* arrived;  // [world * chunks_per_part]: signals of each peer's partial chunks
+    Epoch const* epoch;
     // Where the signals of each part's chunks go, [world * chunks_per_part] in its owner's memory;
     // null: they are someone else's business.
-    uint32_t* delivered[kMaxRanks];
+    Epoch* delivered[kMaxRanks];
+    Succession succession;
     WaitLimit limit;
   };
   struct Arguments : Common {
@@ -192,7 +194,9 @@ class ScatterEpilogue : public Base_ {
 
   CUTLASS_DEVICE LoadPipelineState load_tail(LoadPipeline pipeline, LoadPipelineState state) {
     settle();
-    return Base::load_tail(pipeline, state);
+    state = Base::load_tail(pipeline, state);
+    prepare_next_call(params_.succession, params_.epoch, params_.limit, params_.rank);
+    return state;
   }
 
   template <class ProblemShape, class TileShape, class TileCoord, class Engine, class Layout,
@@ -262,22 +266,22 @@ class ScatterEpilogue : public Base_ {
     return peer < 0 ? peer + params_.order.parts() : peer;
   }
 
-  CUTLASS_DEVICE uint32_t const* signal_from(int peer, ScatteredTile const& tile) const {
+  CUTLASS_DEVICE Epoch const* signal_from(int peer, ScatteredTile const& tile) const {
     return params_.arrived + peer * params_.chunks.per_part() + tile.chunk;
   }
 
   CUTLASS_DEVICE bool partials_are_there(ScatteredTile const& tile) const {
     bool there = true;
     for (int distance = 1; tile.real && distance < params_.order.parts(); ++distance) {
-      uint32_t const* signal = signal_from(peer_at(distance), tile);
-      there = there && reached(load_acquire_system(signal), *params_.epoch);
+      Epoch const* signal = signal_from(peer_at(distance), tile);
+      there = there && load_acquire_system(signal) >= *params_.epoch;
     }
     return __all_sync(0xffffffffu, there);
   }
 
   CUTLASS_DEVICE void wait_for_partials(ScatteredTile const& tile) {
     if (!tile.real || tile.chunk == ready_chunk_) return;
-    uint32_t epoch = *params_.epoch;
+    Epoch epoch = *params_.epoch;
     for (int distance = 1; distance < params_.order.parts(); ++distance) {
       int peer = peer_at(distance);
       warp_waits_for_signal(signal_from(peer, tile), epoch, params_.limit, peer, tile.chunk);
@@ -327,7 +331,7 @@ class ScatterEpilogue : public Base_ {
     fence_generic_to_async();
     ScatterChunks const& chunks = params_.chunks;
     int part = chunks.part_of(counter);
-    uint32_t* signals = params_.delivered[part];
+    Epoch* signals = params_.delivered[part];
     if (signals == nullptr) {
       add_release_system(params_.counters + counter, 1u);
       return;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/epoch.h"
+#include "epoch.h"
 #include "error_record.h"
 
 namespace flux_inductor::cuda {
@@ -23,8 +23,14 @@ __device__ __forceinline__ uint32_t load_acquire_system(uint32_t const* address)
   return value;
 }
 
-__device__ __forceinline__ void store_release_system(uint32_t* address, uint32_t value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+__device__ __forceinline__ Epoch load_acquire_system(Epoch const* address) {
+  Epoch value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_release_system(Epoch* address, Epoch value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
 __device__ __forceinline__ void add_release_system(uint32_t* address, uint32_t value) {
@@ -76,7 +82,7 @@ __device__ __forceinline__ uint64_t global_nanoseconds() {
 //
 // Not before the record is complete, also where another thread writes it: a trap stops all of them.
 __device__ inline void end_failed_wait(WaitLimit const& limit, uint32_t source, uint32_t chunk,
-                                       uint32_t expected, uint32_t seen) {
+                                       Epoch expected, Epoch seen) {
   ErrorRecord* record = limit.record;
   if (atomicCAS_system(&record->state, 0u, 1u) == 0u) {
     record->op = static_cast<uint32_t>(limit.op);
@@ -98,14 +104,14 @@ __device__ inline void end_failed_wait(WaitLimit const& limit, uint32_t source, 
 // The record is in host memory and must be looked at seldom: read at the pace of the signal by
 // every multiprocessor, it keeps the copy engine from its work, which then takes a hundred times
 // longer.
-__device__ __forceinline__ void wait_slowly(uint32_t const* signal, uint32_t expected,
+__device__ __forceinline__ void wait_slowly(Epoch const* signal, Epoch expected,
                                             WaitLimit const& limit, uint32_t source,
                                             uint32_t chunk) {
   constexpr uint64_t kNanosecondsBetweenLooks = 1000000;
   uint64_t start = global_nanoseconds();
   uint64_t look = start + kNanosecondsBetweenLooks;
-  uint32_t seen;
-  while (!reached(seen = load_acquire_system(signal), expected)) {
+  Epoch seen;
+  while ((seen = load_acquire_system(signal)) < expected) {
     __nanosleep(50);
     uint64_t now = global_nanoseconds();
     if (now < look) continue;
@@ -118,16 +124,15 @@ __device__ __forceinline__ void wait_slowly(uint32_t const* signal, uint32_t exp
 
 // One thread waits for a signal to reach `expected`; what its sender wrote before it is then
 // visible to the thread.
-__device__ __forceinline__ void wait_for_signal(uint32_t const* signal, uint32_t expected,
+__device__ __forceinline__ void wait_for_signal(Epoch const* signal, Epoch expected,
                                                 WaitLimit const& limit, uint32_t source,
                                                 uint32_t chunk) {
-  if (!reached(load_acquire_system(signal), expected))
-    wait_slowly(signal, expected, limit, source, chunk);
+  if (load_acquire_system(signal) < expected) wait_slowly(signal, expected, limit, source, chunk);
 }
 
 // A whole warp waits, one lane looks. What the sender wrote is then visible to TMA operations of
 // the warp, too, that it starts after fence_generic_to_async().
-__device__ __forceinline__ void warp_waits_for_signal(uint32_t const* signal, uint32_t expected,
+__device__ __forceinline__ void warp_waits_for_signal(Epoch const* signal, Epoch expected,
                                                       WaitLimit const& limit, uint32_t source,
                                                       uint32_t chunk) {
   if (threadIdx.x % 32 == 0) wait_for_signal(signal, expected, limit, source, chunk);

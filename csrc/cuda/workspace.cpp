@@ -12,7 +12,7 @@ namespace flux_inductor::cuda {
 namespace {
 
 constexpr int64_t kElementSize = 2;  // bf16 and fp16
-constexpr int kMeetingRegion = 2;    // of signals; 0 and 1 are the two sets
+constexpr Epoch kFirstEpoch = 1;     // signals are zero before it
 
 bool failed(ErrorRecord const* record) {
   return *const_cast<uint32_t const volatile*>(&record->state) != 0;
@@ -54,8 +54,9 @@ class Range {
   Range(Range const&) = delete;
 };
 
-// The copy stream beside the caller's. It is joined also when something is thrown in between, since
-// the caller frees what the copies read.
+// The copy stream beside the caller's. The kernel waits for the copies (succession.h), so that the
+// streams need not be joined, but for two cases: something is thrown in between, and the caller
+// frees what the copies read; and captures, which end with all that they forked joined.
 class Fork {
  public:
   Fork(cudaStream_t stream, cudaStream_t copies, cudaEvent_t forked, cudaEvent_t joined)
@@ -71,6 +72,7 @@ class Fork {
   }
   Fork(Fork const&) = delete;
 
+  void leave_to_kernel() { open_ = false; }
   void join() {
     open_ = false;
     check_cuda(cudaEventRecord(joined_, copies_), "cudaEventRecord");
@@ -82,6 +84,8 @@ class Fork {
   cudaEvent_t joined_;
   bool open_ = true;
 };
+
+void end(Fork& fork, bool captured) { captured ? fork.join() : fork.leave_to_kernel(); }
 
 // Position of a peer's part among the parts of all peers, as seen by `rank`.
 int peer_index(int peer, int rank, int world) { return (peer - rank - 1 + world) % world; }
@@ -100,6 +104,10 @@ Workspace::Workspace(Memory memory) : memory_(std::move(memory)) {
   check_cuda(
       cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, memory_.device),
       "number of multiprocessors");
+  for (int turn : {0, 1}) {
+    check_cuda(cudaMemcpy(epoch(turn), &kFirstEpoch, sizeof(Epoch), cudaMemcpyHostToDevice),
+               "the first epoch");
+  }
 }
 
 Workspace::~Workspace() {
@@ -117,20 +125,38 @@ Meeting Workspace::meeting(Op op) const {
   meeting.world = memory_.world;
   meeting.rank = memory_.rank;
   for (int i = 0; i < memory_.world; ++i) {
-    meeting.theirs[i] = memory_.words[i] + SymmetricWords::kEntry + memory_.rank;
+    meeting.theirs[i] = memory_.signals[i] + SymmetricSignals::kMeeting + memory_.rank;
   }
-  meeting.ours = memory_.words[memory_.rank] + SymmetricWords::kEntry;
+  meeting.ours = memory_.signals[memory_.rank] + SymmetricSignals::kMeeting;
   meeting.wait_limit_ns = memory_.wait_limit_ns;
   meeting.errors = memory_.errors;
   meeting.op = op;
   return meeting;
 }
 
-SignalRegion Workspace::region(uint32_t* words, int count, int index) const {
-  return {words, count, memory_.own_words + OwnWords::kRenewed + index};
+void Workspace::enter(int turn, bool first_of_graph, Op op, cudaStream_t stream) {
+  CallEntry entry{};
+  entry.epoch = epoch(turn);
+  entry.other_epoch = epoch(turn ^ 1);
+  entry.words = words(turn, OwnWords::kClaims);
+  entry.count = OwnWords::zeroed(memory_.counters);
+  entry.replayed = memory_.own_words + OwnWords::kReplayed;
+  entry.first_of_graph = first_of_graph;
+  entry.meeting = meeting(op);
+  enter_call(entry, stream);
 }
 
-Workspace::Turn Workspace::begin(cudaStream_t stream, int counters, Op op) {
+Succession Workspace::succession(Turn turn, Epoch const* last_copied) const {
+  int next = turn.index ^ 1;
+  return {epoch(next),
+          words(next, OwnWords::kClaims),
+          OwnWords::zeroed(memory_.counters),
+          memory_.own_words + OwnWords::kReplayed,
+          turn.captured,
+          last_copied};
+}
+
+Workspace::Turn Workspace::begin(cudaStream_t stream, Op op) {
   unsigned long long capture = capture_of(stream);
   bool first_of_graph = capture != 0 && capture != captured_.capture;
   if (first_of_graph) captured_ = {capture};
@@ -141,24 +167,12 @@ Workspace::Turn Workspace::begin(cudaStream_t stream, int counters, Op op) {
     check_cuda(cudaEventRecord(ended_, sequence.last_stream), "cudaEventRecord");
     check_cuda(cudaStreamWaitEvent(stream, ended_, 0), "cudaStreamWaitEvent");
   }
-  Turn mine{sequence.turn, stream};
+  Turn mine{sequence.turn, capture != 0};
   sequence.turn ^= 1;
   sequence.last_stream = stream;
   sequence.any = true;
-
-  CallEntry entry{};
-  entry.epoch = epoch(memory_.rank);
-  entry.replayed = memory_.own_words + OwnWords::kReplayed;
-  entry.words = memory_.own_words + OwnWords::kClaims;
-  entry.count = counters > 0 ? OwnWords::zeroed(counters) : 0;
-  entry.captured = capture != 0;
-  entry.first_of_graph = first_of_graph;
-  entry.meeting = meeting(op);
-  entry.idle = region(signals(memory_.rank, mine.slot ^ 1), memory_.signals, mine.slot ^ 1);
-  entry.used = region(signals(memory_.rank, mine.slot), memory_.signals, mine.slot);
-  entry.meetings =
-      region(memory_.words[memory_.rank] + SymmetricWords::kEntry, memory_.world, kMeetingRegion);
-  enter_call(entry, stream);
+  // Once there is a graph, any eager call may be the first one after a replay.
+  if (capture != 0 ? first_of_graph : captured_.any) enter(mine.index, first_of_graph, op, stream);
   return mine;
 }
 
@@ -167,15 +181,15 @@ bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cuda
   Range range("flux_inductor.all_gather_matmul");
   DeviceGuard guard(memory_.device);
   int rank = memory_.rank;
-  Turn turn = begin(stream, 0, Op::all_gather_matmul);
+  Turn turn = begin(stream, Op::all_gather_matmul);
   Fork fork(stream, copies_, forked_, joined_);
   AllGatherMatmul common = call.launches.front().second;
   common.own_shard = operands.shard;
-  common.epoch = epoch(rank);
+  common.epoch = epoch(turn.index);
   ShardPush push{};
   for (int i = 0; i < memory_.world; ++i) {
-    push.gathered[i] = slot(i, turn.slot);
-    push.signals[i] = signals(i, turn.slot);
+    push.gathered[i] = slot(i, turn.index);
+    push.signals[i] = signals(i, turn.index);
   }
   push_shard(common, push, copies_);
 
@@ -184,19 +198,21 @@ bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cuda
     auto const& [kernel, sizes] = call.launches[i];
     AllGatherMatmul problem = sizes;
     problem.own_shard = operands.shard;
-    problem.gathered = slot(rank, turn.slot);
+    problem.gathered = slot(rank, turn.index);
     problem.weight = operands.launches[i].weight;
     problem.bias = operands.launches[i].bias;
     problem.product = operands.launches[i].product;
     problem.kept = i == keeper ? operands.kept : nullptr;
-    problem.signals = signals(rank, turn.slot);
-    problem.epoch = epoch(rank);
+    problem.signals = signals(rank, turn.index);
+    problem.epoch = epoch(turn.index);
+    if (i + 1 == call.launches.size())
+      problem.succession = succession(turn, last_signal(common, push));
     problem.multiprocessors = multiprocessors_ - call.reserve;
     problem.wait_limit_ns = memory_.wait_limit_ns;
     problem.errors = memory_.errors;
     kernel->launch(problem, stream);
   }
-  fork.join();
+  end(fork, turn.captured);
   return true;
 }
 
@@ -206,8 +222,7 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
   DeviceGuard guard(memory_.device);
   int world = memory_.world, rank = memory_.rank;
   MatmulReduceScatter problem = call.problem;
-  int counters = world * scatter_chunks_per_part(problem, call.kernel->tile);
-  Turn turn = begin(stream, counters, Op::matmul_reduce_scatter);
+  Turn turn = begin(stream, Op::matmul_reduce_scatter);
 
   int64_t part_bytes = int64_t(problem.strips) * problem.rows * problem.n * kElementSize;
   PartialsPush push{};
@@ -217,9 +232,9 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
       continue;
     }
     int64_t offset = peer_index(i, rank, world) * part_bytes;
-    problem.partials[i] = slot(rank, turn.slot) + offset;
-    push.partials[i] = slot(i, turn.slot) + peer_index(rank, i, world) * part_bytes;
-    push.arrived[i] = signals(i, turn.slot);
+    problem.partials[i] = slot(rank, turn.index) + offset;
+    push.partials[i] = slot(i, turn.index) + peer_index(rank, i, world) * part_bytes;
+    push.arrived[i] = signals(i, turn.index);
     if (call.store) {
       problem.parts[i] = push.partials[i];
       problem.delivered[i] = push.arrived[i];
@@ -231,10 +246,12 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
   problem.weight = operands.weight;
   problem.bias = operands.bias;
   problem.addend = operands.addend;
-  problem.counters = memory_.own_words + OwnWords::kCounters;
-  problem.arrived = signals(rank, turn.slot);
-  problem.epoch = epoch(rank);
-  problem.claims = memory_.own_words + OwnWords::kClaims;
+  problem.counters = words(turn.index, OwnWords::kCounters);
+  problem.arrived = signals(rank, turn.index);
+  problem.epoch = epoch(turn.index);
+  problem.claims = words(turn.index, OwnWords::kClaims);
+  problem.succession =
+      succession(turn, call.store ? nullptr : last_signal(problem, call.kernel->tile, push));
   problem.multiprocessors = multiprocessors_ - call.reserve;
   problem.wait_limit_ns = memory_.wait_limit_ns;
   problem.errors = memory_.errors;
@@ -247,7 +264,7 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
   // The kernel first: should a copy fail to be queued, nothing waits for ever.
   call.kernel->launch(problem, stream);
   push_partials(problem, call.kernel->tile, push, copies_);
-  fork.join();
+  end(fork, turn.captured);
   return true;
 }
 

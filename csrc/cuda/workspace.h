@@ -1,7 +1,8 @@
 // What one rank has of a group's symmetric memory, and the fused calls that run in it: everything
 // that one call puts on its streams.
 //
-// Calls alternate between two slots of the same size; call_entry.h says how that is made safe.
+// Calls alternate between two slots of the same size; call_entry.h says how that is made safe where
+// the host does not see all calls.
 // Every call waits for data of every peer, so when a rank begins call i, it has ended call i - 1,
 // hence every peer has begun call i - 1, hence ended call i - 2, the last one that used the same
 // slot. The signals are in two sets as well: with one, a fast rank's signal of call i + 1 could
@@ -20,22 +21,26 @@
 
 namespace flux_inductor::cuda {
 
-// Words of symmetric memory that every rank owns, in this order, on cache lines of their own.
-struct SymmetricWords {
-  static constexpr int kEpoch = 0;
-  static constexpr int kEntry = 32;    // meeting at the entry, a word a rank
-  static constexpr int kSignals = 64;  // two sets of them
-  static int count(int signals) { return kSignals + 2 * signals; }
+// Signals in the symmetric memory that every rank owns, in this order.
+struct SymmetricSignals {
+  static constexpr int kMeeting = 0;  // one a rank
+  static constexpr int kChunks = 16;  // two sets of them, on cache lines of their own
+  static int count(int signals) { return kChunks + 2 * signals; }
 };
 
-// Words of the rank's own memory.
+// 32-bit words of the rank's own memory: kReplayed, then the two sets of words of calls.
 struct OwnWords {
+  static constexpr int kLine = 32;  // of the cache
   static constexpr int kReplayed = 0;
-  static constexpr int kRenewed = 1;    // when each of three SignalRegions was
-  static constexpr int kClaims = 32;    // from here on zeroed at the start of a call
-  static constexpr int kCounters = 64;  // [world * chunks]: tiles stored of each
-  static int count(int counters) { return kCounters + counters; }
+  static constexpr int kSets = kLine;
+  // In a set, each on cache lines of its own: the epoch; then, zero when a call begins, the claims,
+  // and [world * chunks] counters of tiles stored.
+  static constexpr int kEpoch = 0;
+  static constexpr int kClaims = kLine;
+  static constexpr int kCounters = 2 * kLine;
+  static int per_set(int counters) { return kCounters + ceil_div(counters, kLine) * kLine; }
   static int zeroed(int counters) { return kCounters - kClaims + counters; }
+  static int count(int counters) { return kSets + 2 * per_set(counters); }
 };
 
 // One call of all_gather_matmul, without its addresses: one launch for each weight.
@@ -81,10 +86,10 @@ class Workspace {
     int world, rank, device;
     std::vector<char*> slots;  // each rank's two slots, as this rank addresses them
     int64_t slot_bytes;
-    std::vector<uint32_t*>
-        words;            // each rank's SymmetricWords, likewise; zero before the first call
-    int signals;          // in one set
-    uint32_t* own_words;  // zero before the first call
+    std::vector<Epoch*> signals;  // each rank's SymmetricSignals, likewise; zero at first
+    int signals_per_set;
+    uint32_t* own_words;  // zero at first
+    int counters;         // in one set
     ErrorRecord* errors;  // pinned host memory
     uint64_t wait_limit_ns;
   };
@@ -100,18 +105,23 @@ class Workspace {
   bool captured() const { return captured_.any; }
 
  private:
+  // Which slot, signals and own words a call uses.
   struct Turn {
-    int slot;
-    cudaStream_t stream;
+    int index;  // 0 or 1
+    bool captured;
   };
-  Turn begin(cudaStream_t stream, int counters, Op op);
+  Turn begin(cudaStream_t stream, Op op);
+  void enter(int turn, bool first_of_graph, Op op, cudaStream_t stream);
   Meeting meeting(Op op) const;
-  SignalRegion region(uint32_t* words, int count, int index) const;
+  Succession succession(Turn turn, Epoch const* last_copied) const;
   char* slot(int rank, int turn) const { return memory_.slots[rank] + turn * memory_.slot_bytes; }
-  uint32_t* signals(int rank, int turn) const {
-    return memory_.words[rank] + SymmetricWords::kSignals + turn * memory_.signals;
+  Epoch* signals(int rank, int turn) const {
+    return memory_.signals[rank] + SymmetricSignals::kChunks + turn * memory_.signals_per_set;
   }
-  uint32_t* epoch(int rank) const { return memory_.words[rank] + SymmetricWords::kEpoch; }
+  uint32_t* words(int turn, int which) const {
+    return memory_.own_words + OwnWords::kSets + turn * OwnWords::per_set(memory_.counters) + which;
+  }
+  Epoch* epoch(int turn) const { return reinterpret_cast<Epoch*>(words(turn, OwnWords::kEpoch)); }
 
   Memory memory_;
   cudaStream_t copies_ = nullptr;

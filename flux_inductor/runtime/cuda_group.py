@@ -166,6 +166,8 @@ class CudaGroup:
             what = f"chunk {chunk} of rank {source}'s partial product"
         if chunk == kernels.MEETING_CHUNK:
             what = f"rank {source} to enter the call"
+        if chunk == kernels.OWN_COPIES_CHUNK:
+            what = "its own copies to its peers"
         return PeerTimeoutError(
             f"{_OPS[op]} on rank {self.rank} of group {self.name!r} waited {self.limit_s:g} s for {what}: "
             f"its signal shows epoch {seen}, expected {expected}. The kernel has trapped, so that nothing "

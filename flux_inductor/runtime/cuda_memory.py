@@ -22,8 +22,8 @@ class Need:
 
     Args:
         slot_bytes: of one of the two slots that peers' data arrives in.
-        signals: words of one of the two sets of signals.
-        counters: words of the rank's own memory.
+        signals: of one of the two sets of signals.
+        counters: of one of the two sets of words in the rank's own memory.
     """
 
     slot_bytes: int = 0
@@ -59,13 +59,13 @@ class CudaMemory:
     capacity: Need
     workspace: Any
     slots: Tensor
-    words: Tensor
+    signals: Tensor
     own_words: Tensor
 
     @property
     def symmetric_bytes(self) -> int:
         """Device memory that peers can reach."""
-        return self.slots.numel() + 4 * self.words.numel()
+        return self.slots.nbytes + self.signals.nbytes
 
 
 @dataclass(frozen=True)
@@ -95,21 +95,21 @@ def make_memory(place: Place, capacity: Need) -> CudaMemory:
     failure = ""
     try:
         slots = torch_private.symmetric_empty(2 * capacity.slot_bytes, torch.uint8, place.device)
-        words = torch_private.symmetric_empty(
-            kernels.symmetric_words(capacity.signals), torch.int32, place.device
+        signals = torch_private.symmetric_empty(
+            kernels.symmetric_signals(capacity.signals), torch.int64, place.device
         )
         own_words = torch.zeros(kernels.own_words(capacity.counters), dtype=torch.int32, device=place.device)
-        words.zero_()
+        signals.zero_()
         torch.cuda.synchronize(place.device)
     except RuntimeError as error:  # out of memory among them
         failure = f"{type(error).__name__}: {error}"
     _raise_if_any(place, place.meet(failure), capacity)
     try:
         slot_addresses = torch_private.symmetric_addresses(slots, place.group)
-        word_addresses = torch_private.symmetric_addresses(words, place.group)
+        signal_addresses = torch_private.symmetric_addresses(signals, place.group)
     except RuntimeError as error:
         failure = f"{type(error).__name__}: {error}"
-    # Words of all ranks are zero, and mapped, before any rank goes on.
+    # Signals of all ranks are zero, and mapped, before any rank goes on.
     _raise_if_any(place, place.meet(failure), capacity)
     workspace = kernels.Workspace(
         world=place.world,
@@ -117,13 +117,14 @@ def make_memory(place: Place, capacity: Need) -> CudaMemory:
         device=place.device.index,
         slots=slot_addresses,
         slot_bytes=capacity.slot_bytes,
-        words=word_addresses,
-        signals=capacity.signals,
+        signals=signal_addresses,
+        signals_per_set=capacity.signals,
         own_words=own_words.data_ptr(),
+        counters=capacity.counters,
         errors=place.errors.data_ptr(),
         wait_limit_ns=place.limit_ns,
     )
-    return CudaMemory(capacity, workspace, slots, words, own_words)
+    return CudaMemory(capacity, workspace, slots, signals, own_words)
 
 
 def _raise_if_any(place: Place, failures: list[str], capacity: Need) -> None:

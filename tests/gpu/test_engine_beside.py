@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from flux_inductor.runtime.cuda_group import CudaGroup
+from flux_inductor.runtime.cuda_memory import CudaMemory
 from flux_inductor.runtime.groups import state_of
 from tests.gpu.engine_calls import Case, Gather, Scatter, make
 from tests.gpu.engine_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
@@ -79,10 +80,10 @@ def test_a_group_destroyed_during_a_call() -> None:
 
 
 def _old_signals(rank: int, world: int) -> None:
-    """Signals that no call has used for more than half the count of epochs do not look like the future.
+    """Signals that no call has used for billions of calls do not look like the future.
 
-    The small calls use the first signals alone, for what counts as 2^32 calls; between, now and then, a large
-    one whose chunks come late must not take the signals of its predecessor for its own.
+    The small calls use the first signals alone; between, now and then, a large one whose chunks come late
+    must not take the signals of its predecessor for its own.
     """
     name = nccl_group(world)
     small = make(Gather((64, 256), (256,), plan="mesh push chunk=64"), name)
@@ -94,7 +95,8 @@ def _old_signals(rank: int, world: int) -> None:
     for jump in range(1, 10):
         torch.cuda.synchronize()
         dist.barrier()
-        memory.words[0] += 1 << 29
+        for epoch in epochs(memory):
+            epoch += 1 << 29
         torch.cuda.synchronize()
         dist.barrier()
         for _ in range(3):
@@ -110,5 +112,42 @@ def _old_signals(rank: int, world: int) -> None:
                 assert torch.equal(result, sign * expected[1][0]), (jump, sign)
 
 
-def test_old_signals_are_renewed() -> None:
+def epochs(memory: CudaMemory) -> list[torch.Tensor]:
+    """Those of a workspace's two sets of words (csrc/cuda/workspace.h), which agree with each other."""
+    line = 32  # words
+    per_set = (memory.own_words.numel() - line) // 2
+    found = [memory.own_words[line + turn * per_set :][:2].view(torch.int64) for turn in (0, 1)]
+    assert abs(int(found[0]) - int(found[1])) == 1, found
+    return found
+
+
+def test_old_signals_do_not_look_like_the_future() -> None:
     run_gpu_ranks(_old_signals)
+
+
+def _overwritten(rank: int, world: int) -> None:
+    """What a call reads may be overwritten by whatever follows it on the stream (rule R8).
+
+    Rank 1 comes late, so that all that it waits for is there; its kernel has little to do, and its own copies
+    take far longer.
+    """
+    name = nccl_group(world)
+    for case in (Gather((8192, 4096), (8,)), Scatter((2 * 4096, 64), 8192)):
+        call = make(case, name)
+        values = call.x.clone()
+        expected = call()
+        for _ in range(5):
+            if rank == 1:
+                torch.cuda._sleep(2_000_000)
+            results = call()
+            # Also in the place of a scatter's partials, which were freed when the call returned.
+            others = [torch.full((4096, 8192), torch.nan, device="cuda").bfloat16() for _ in range(2)]
+            call.x.fill_(torch.nan)
+            torch.cuda.synchronize()
+            assert all(map(torch.equal, results, expected)), (case, len(others))
+            call.x.copy_(values)
+            del others
+
+
+def test_operands_may_be_overwritten_after_the_call() -> None:
+    run_gpu_ranks(_overwritten)

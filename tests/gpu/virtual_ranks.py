@@ -40,16 +40,11 @@ class Rank:
     def __post_init__(self) -> None:
         self.compute = torch.cuda.Stream(self.device)
         self.transfer = torch.cuda.Stream(self.device, priority=-1)
-        self.epoch = torch.full((1,), 7, dtype=torch.int32, device=self.device)
-        self.signals = torch.zeros(self.words, dtype=torch.int32, device=self.device)
-        self.never_replayed = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.epoch = torch.full((1,), 7, dtype=torch.int64, device=self.device)
+        self.signals = torch.zeros(self.words, dtype=torch.int64, device=self.device)
         # Claims first, then counters.
         self.zeroed = torch.zeros(self.words, dtype=torch.int32, device=self.device)
-        self.errors = torch.zeros(len(ERROR_FIELDS), dtype=torch.int32).pin_memory()
-
-    @property
-    def replayed(self) -> int:
-        return self.never_replayed.data_ptr()
+        self.errors = torch.zeros(kernels.ERROR_RECORD_BYTES // 8, dtype=torch.int64).pin_memory()
 
     @property
     def claims(self) -> int:
@@ -60,7 +55,8 @@ class Rank:
         return self.zeroed.data_ptr() + 4 * CLAIM_WORDS
 
     def error(self) -> dict[str, int]:
-        return dict(zip(ERROR_FIELDS, self.errors.tolist(), strict=True))
+        fields = [*self.errors[:2].view(torch.int32).tolist(), *self.errors[2:].tolist()]
+        return dict(zip(ERROR_FIELDS, fields, strict=True))
 
 
 class VirtualGroup:
@@ -79,7 +75,6 @@ class VirtualGroup:
         self.ranks = [Rank(i, torch.device("cuda", i % devices), share, words) for i in range(world)]
         for device in range(devices):  # rule R3
             with torch.cuda.device(device):
-                kernels.prepare_call_entry()
                 for entry in kernels.all_gather_matmul_kernels() + kernels.matmul_reduce_scatter_kernels():
                     entry.prepare()
         torch.cuda.synchronize()
@@ -94,9 +89,9 @@ class VirtualGroup:
         """The start of a call on every rank's compute stream, and the fork of its transfer stream."""
         for rank in self.ranks:
             with torch.cuda.device(rank.device):
-                kernels.enter_call(
-                    rank.epoch.data_ptr(), rank.replayed, rank.claims, words, rank.compute.cuda_stream
-                )
+                with torch.cuda.stream(rank.compute):
+                    rank.epoch += 1
+                    rank.zeroed[:words] = 0
                 rank.transfer.wait_stream(rank.compute)
 
     def join(self) -> None:

@@ -1,0 +1,24 @@
+// The device's side of succession.h.
+#pragma once
+
+#include "signals.cuh"
+#include "succession.h"
+
+namespace flux_inductor::cuda {
+
+// By the load warp of every block's epilogue, when all that it does for others is done (rule R1):
+// it may wait here for the own copies, and those of a reduce_scatter wait for tiles.
+__device__ __forceinline__ void prepare_next_call(Succession const& succession, Epoch const* epoch,
+                                                  WaitLimit const& limit, int rank) {
+  if (succession.next_epoch == nullptr || (blockIdx.x | blockIdx.y | blockIdx.z) != 0) return;
+  Epoch now = *epoch;
+  for (int i = threadIdx.x % 32; i < succession.next_count; i += 32) succession.next_words[i] = 0;
+  if (threadIdx.x % 32 == 0) {
+    *succession.next_epoch = now + 1;
+    *succession.replayed = succession.captured;
+  }
+  if (succession.last_copied != nullptr)
+    warp_waits_for_signal(succession.last_copied, now, limit, rank, kOwnCopiesChunk);
+}
+
+}  // namespace flux_inductor::cuda
