@@ -20,14 +20,13 @@ struct ClaimSlot {
   cutlass::arch::ClusterTransactionBarrier full;
   uint32_t claim;
 
-  // By the scheduler warp of every block; `ready` is called before the first block sends.
-  template <class Ready>
-  CUTLASS_DEVICE void send(uint32_t* claims, Ready ready) {
+  // By the scheduler warp of every block; the first block calls `get` for what it sends.
+  template <class Get>
+  CUTLASS_DEVICE void send(Get get) {
     if (cutlass::canonical_lane_idx() == 0) {
       full.arrive_and_expect_tx(sizeof(uint32_t));
       if (cute::block_rank_in_cluster() == 0) {
-        ready();
-        uint32_t next = atomicAdd(claims, 1u);
+        uint32_t next = get();
         dim3 cluster = cute::cluster_shape();
         for (uint32_t block = 0; block < cluster.x * cluster.y; ++block) {
           cute::store_shared_remote(next, cute::cast_smem_ptr_to_uint(&claim),
@@ -145,22 +144,30 @@ class ClaimingTileScheduler : public OrderedSchedulerBase {
 
   // The first tile, too, must be claimed: a cluster that is not resident yet may hold none. But the
   // kernels ask for it before the cluster's barriers can be used. So it finds its place when it is
-  // first asked whether there is one.
+  // first asked whether there is one. The number is fetched at once, since that takes as long as
+  // the barriers do.
   struct WorkTileInfo : OrderedSchedulerBase::WorkTileInfo {
     PipelineStorage* first_in =
         nullptr;  // where the first claim will come, until it has been taken up
     Params const* params;
+    uint32_t first_claim;  // of the thread that sends it
 
     WorkTileInfo() = default;
     CUTLASS_DEVICE WorkTileInfo(OrderedSchedulerBase::WorkTileInfo const& work)
         : OrderedSchedulerBase::WorkTileInfo(work) {}
     CUTLASS_DEVICE bool is_valid() {
-      if (first_in != nullptr) *this = first_work(*params, first_in->first);
+      if (first_in != nullptr) *this = first_work(*params, first_in->first, first_claim);
       return is_valid_tile;
     }
   };
 
-  using OrderedSchedulerBase::OrderedSchedulerBase;
+  // CUTLASS's kernels construct one a thread.
+  CUTLASS_DEVICE explicit ClaimingTileScheduler(Params const& params)
+      : OrderedSchedulerBase(params) {
+    if (threadIdx.x == kSchedulerWarp * cutlass::NumThreadsPerWarp &&
+        cute::block_rank_in_cluster() == 0)
+      first_claim_ = atomicAdd(params.claims, 1u);
+  }
 
   CUTLASS_DEVICE void set_data_ptr(PipelineStorage* storage) { storage_ = storage; }
 
@@ -169,6 +176,7 @@ class ClaimingTileScheduler : public OrderedSchedulerBase {
     WorkTileInfo work;
     work.first_in = storage_;
     work.params = &params_;
+    work.first_claim = first_claim_;
     return work;
   }
 
@@ -193,15 +201,20 @@ class ClaimingTileScheduler : public OrderedSchedulerBase {
   static constexpr uint32_t kSchedulerWarp = 1;
 
   CUTLASS_DEVICE void send_next(PipelineState state) {
-    storage_->next[state.index()].send(params_.claims,
-                                       [&] { storage_->empty[state.index()].wait(state.phase()); });
+    storage_->next[state.index()].send([&] {
+      storage_->empty[state.index()].wait(state.phase());
+      return atomicAdd(params_.claims, 1u);
+    });
   }
-  CUTLASS_DEVICE static WorkTileInfo first_work(Params const& params, ClaimSlot& slot) {
-    if (threadIdx.x / cutlass::NumThreadsPerWarp == kSchedulerWarp) slot.send(params.claims, [] {});
+  CUTLASS_DEVICE static WorkTileInfo first_work(Params const& params, ClaimSlot& slot,
+                                                uint32_t claim) {
+    if (threadIdx.x / cutlass::NumThreadsPerWarp == kSchedulerWarp)
+      slot.send([&] { return claim; });
     return work_at(params.order, slot.receive(0));
   }
 
   PipelineStorage* storage_ = nullptr;
+  uint32_t first_claim_ = 0;
 };
 
 }  // namespace flux_inductor::cuda

@@ -52,6 +52,12 @@ class GatedMainloop : public Base_ {
     return Base::can_implement(shape, static_cast<typename Base::Arguments const&>(arguments));
   }
 
+  // The first tiles are of the own shard.
+  CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
+    Base::prefetch_tma_descriptors(params.own);
+    Base::prefetch_tma_descriptors(params);
+  }
+
   template <class TensorA, class TensorB, class KTileIterator, class BlockCoord>
   CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState state,
                            cute::tuple<TensorA, TensorB> const& inputs, BlockCoord const& coord,

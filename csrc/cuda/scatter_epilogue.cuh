@@ -143,7 +143,9 @@ class ScatterEpilogue : public Base_ {
   static bool can_implement(ProblemShape const&, Arguments const&) {
     return true;
   }
+  // Of what the first tiles are stored with, and the own ones.
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
+    Base::prefetch_tma_descriptors(params.part[params.order.first_part()]);
     Base::prefetch_tma_descriptors(params.part[params.rank]);
   }
 

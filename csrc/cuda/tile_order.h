@@ -58,6 +58,7 @@ class TileOrder {
         per_part_(rows_ * columns_) {}
 
   FLUX_HOST_DEVICE int parts() const { return parts_.value(); }
+  FLUX_HOST_DEVICE int first_part() const { return first_part_; }
   FLUX_HOST_DEVICE int strips() const { return strips_; }
   FLUX_HOST_DEVICE int m_tiles() const { return m_tiles_.value(); }
   FLUX_HOST_DEVICE int n_tiles() const { return n_tiles_; }
