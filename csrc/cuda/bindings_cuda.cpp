@@ -77,17 +77,15 @@ void bind_problems(py::module_& m) {
                   "multiprocessors", &G::multiprocessors, "wait_limit_ns", &G::wait_limit_ns,
                   "errors", &G::errors);
   using S = MatmulReduceScatter;
-  bind_problem<S>(m, "MatmulReduceScatter", "world", &S::world, "rank", &S::rank, "strips",
-                  &S::strips, "rows", &S::rows, "n", &S::n, "k", &S::k, "x", &S::x, "x_row_stride",
-                  &S::x_row_stride, "weight", &S::weight, "weight_stride", &S::weight_stride,
-                  "bias", &S::bias, "addend", &S::addend, "scale", &S::scale, "parts", &S::parts,
-                  "partials", &S::partials, "delivered", &S::delivered, "counters", &S::counters,
-                  "arrived", &S::arrived, "epoch", &S::epoch, "claims", &S::claims, "group",
-                  &S::group, "chunk_columns", &S::chunk_columns, "chunk_groups", &S::chunk_groups,
-                  "first_groups", &S::first_groups, "last_groups", &S::last_groups, "ahead_columns",
-                  &S::ahead_columns, "ahead", &S::ahead, "ahead_delivered", &S::ahead_delivered,
-                  "multiprocessors", &S::multiprocessors, "wait_limit_ns", &S::wait_limit_ns,
-                  "errors", &S::errors);
+  bind_problem<S>(
+      m, "MatmulReduceScatter", "world", &S::world, "rank", &S::rank, "strips", &S::strips, "rows",
+      &S::rows, "n", &S::n, "k", &S::k, "x", &S::x, "x_row_stride", &S::x_row_stride, "weight",
+      &S::weight, "weight_stride", &S::weight_stride, "bias", &S::bias, "addend", &S::addend,
+      "scale", &S::scale, "parts", &S::parts, "partials", &S::partials, "delivered", &S::delivered,
+      "counters", &S::counters, "arrived", &S::arrived, "epoch", &S::epoch, "claims", &S::claims,
+      "group", &S::group, "chunk_columns", &S::chunk_columns, "chunk_groups", &S::chunk_groups,
+      "first_groups", &S::first_groups, "last_groups", &S::last_groups, "multiprocessors",
+      &S::multiprocessors, "wait_limit_ns", &S::wait_limit_ns, "errors", &S::errors);
 }
 
 template <class Problem>
@@ -126,8 +124,7 @@ void bind_module(py::module_& m) {
       .def_readonly("last_row", &ScatterChunk::last_row)
       .def_readonly("first_column", &ScatterChunk::first_column)
       .def_readonly("last_column", &ScatterChunk::last_column)
-      .def_readonly("tiles", &ScatterChunk::tiles)
-      .def_readonly("ahead", &ScatterChunk::ahead);
+      .def_readonly("tiles", &ScatterChunk::tiles);
   m.def("scatter_chunks",
         [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p) {
           return scatter_chunks(p, kernel.tile);

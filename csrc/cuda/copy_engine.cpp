@@ -121,7 +121,6 @@ void push_partials(MatmulReduceScatter const& p, Tile const& tile, PartialsPush 
                    cudaStream_t stream) {
   int chunks = scatter_chunks_per_part(p, tile);
   for (ScatterChunk const& chunk : scatter_chunks(p, tile)) {
-    if (chunk.ahead) continue;
     wait_for_counter(p.counters + chunk.part * chunks + chunk.index, chunk.tiles, stream);
     int64_t first = int64_t(chunk.first_row) * p.n + chunk.first_column;
     copy_matrix(at(push.partials[chunk.part], first), p.n, at(p.parts[chunk.part], first), p.n,
@@ -132,10 +131,8 @@ void push_partials(MatmulReduceScatter const& p, Tile const& tile, PartialsPush 
 
 Epoch const* last_signal(MatmulReduceScatter const& p, Tile const& tile, PartialsPush const& push) {
   int last_part = (p.rank + p.world - 1) % p.world;  // of scatter_chunks()
-  ScatterChunks chunks = scatter_cut(p, tile);
-  int last = chunks.others() - 1;
-  if (chunks.block_of(scatter_order(p, tile), p.world == 2, last).tiles() == 0) return nullptr;
-  return push.arrived[last_part] + p.rank * chunks.per_part() + last;
+  int chunks = scatter_chunks_per_part(p, tile);
+  return push.arrived[last_part] + (p.rank + 1) * chunks - 1;
 }
 
 }  // namespace flux_inductor::cuda

@@ -23,9 +23,8 @@ void push_shard(AllGatherMatmul const& problem, ShardPush const& push, cudaStrea
 // The signal that is sent last, when all copies have ended.
 Epoch const* last_signal(AllGatherMatmul const& problem, ShardPush const& push);
 
-// Sends each chunk of the peers' parts to its owner as soon as its tiles are stored, but for one
-// that is ahead. The stream waits for the counters that the kernel raises; it cannot hang, since
-// the kernel's own waits end.
+// Sends each chunk of the peers' parts to its owner as soon as its tiles are stored. The stream
+// waits for the counters that the kernel raises; it cannot hang, since the kernel's own waits end.
 struct PartialsPush {
   // Where each rank takes this rank's partials, and its signals, as this rank addresses them.
   void* partials[kMaxRanks];
@@ -33,7 +32,6 @@ struct PartialsPush {
 };
 void push_partials(MatmulReduceScatter const& problem, Tile const& tile, PartialsPush const& push,
                    cudaStream_t stream);
-// Null: all that the peers need is ahead.
 Epoch const* last_signal(MatmulReduceScatter const& problem, Tile const& tile,
                          PartialsPush const& push);
 

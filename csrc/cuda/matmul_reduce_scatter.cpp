@@ -26,8 +26,7 @@ TileOrder scatter_order(MatmulReduceScatter const& p, Tile const& tile) {
 ScatterChunks scatter_cut(MatmulReduceScatter const& p, Tile const& tile) {
   TileOrder order = scatter_order(p, tile);
   Cut groups(order.groups(), p.chunk_groups, p.first_groups, p.last_groups);
-  int ahead = p.world > 1 ? p.ahead_columns : 0;
-  return ScatterChunks(order, p.chunk_columns, groups, p.first_groups > 0, ahead);
+  return ScatterChunks(order, p.chunk_columns, groups, p.first_groups > 0);
 }
 
 int scatter_chunks_per_part(MatmulReduceScatter const& p, Tile const& tile) {
@@ -45,15 +44,12 @@ std::vector<ScatterChunk> scatter_chunks(MatmulReduceScatter const& p, Tile cons
   std::vector<ScatterChunk> chunks;
   for (int step = 0; step + 1 < p.world; ++step) {
     int part = (p.rank + 1 + step) % p.world;
-    auto add = [&](int index) {
-      TileBlock block = cut.block_of(order, step == 0, index);
-      if (block.tiles() == 0) return;
+    for (int index = 0; index < cut.per_part(); ++index) {
+      TileBlock block = cut.block_of(order, index);
       chunks.push_back({part, index, row_at(block.first_m), row_at(block.last_m),
-                        block.first_n * tile.n, std::min(p.n, block.last_n * tile.n), block.tiles(),
-                        cut.is_ahead(index)});
-    };
-    if (cut.some_ahead() && step == 0) add(cut.others());
-    for (int index = 0; index < cut.others(); ++index) add(index);
+                        block.first_n * tile.n, std::min(p.n, block.last_n * tile.n),
+                        block.tiles()});
+    }
   }
   return chunks;
 }

@@ -8,8 +8,6 @@
 #include "matmul_reduce_scatter.h"
 #include "scatter_epilogue.cuh"
 
-#include <stdexcept>
-
 namespace flux_inductor::cuda {
 
 // CollectiveBuilder lets D reuse C's shared memory. Here not every tile has a C, so that they must
@@ -117,10 +115,6 @@ struct MatmulReduceScatterTraits {
       epilogue.partials[i] = static_cast<Element const*>(p.partials[i]);
       epilogue.delivered[i] = p.delivered[i];
     }
-    if (epilogue.chunks.some_ahead() && (p.ahead == nullptr || p.ahead_delivered == nullptr))
-      throw std::invalid_argument("matmul_reduce_scatter: columns ahead, but no place for them");
-    epilogue.ahead = static_cast<Element*>(p.ahead);
-    epilogue.ahead_delivered = p.ahead_delivered;
     arguments.scheduler.order = epilogue.order;
     arguments.scheduler.claims = p.claims;
     launch_kernel<Kernel>(arguments, p.multiprocessors, stream);

@@ -30,12 +30,6 @@ struct MatmulReduceScatter {
   // itself raises delivered[i][rank * chunks_per_part + chunk] there to the epoch. Null: someone
   // else moves the chunks.
   Epoch* delivered[kMaxRanks];
-  // Or by both: so many columns of clusters of the first chunk of part (rank + 1) % world, which is
-  // multiplied first, the kernel stores at `ahead`, [strips, rows, n] in that rank's memory, and
-  // raises ahead_delivered as above. 0: none.
-  int ahead_columns;
-  void* ahead;
-  Epoch* ahead_delivered;
   // [world * chunks_per_part] each: tiles stored of each chunk, zero at the start; and signals that
   // a rank's partials of a chunk are there.
   uint32_t* counters;
@@ -60,7 +54,6 @@ struct ScatterChunk {
   int first_row, last_row;
   int first_column, last_column;
   int tiles;
-  bool ahead;  // stored by the kernel, of a part that others move
 };
 
 using MatmulReduceScatterKernel = KernelEntry<MatmulReduceScatter>;

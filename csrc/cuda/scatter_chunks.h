@@ -21,54 +21,32 @@ struct TileBlock {
 // of the sweep. Or it is several groups: where the link is the bound, few large copies are best,
 // but a small first one, since the link idles until it is multiplied, and a small last one, since
 // the own tiles that wait for it should all be multiplied by then.
-//
-// The first columns of a rank's very first chunk may be a chunk of their own, which the kernel
-// stores at the peer: it is ahead of the copy engine, which needs some microseconds to get under
-// way. Of the parts that the rank multiplies later, for whose first chunks the link is busy anyhow,
-// these columns belong to the first chunk. So numbers of chunks are asked for with `first`: whether
-// of the part that its sender multiplies first. The number of the chunk that is ahead is the last
-// one of a part; other numbers mean the same chunks in all parts, but for those columns.
 class ScatterChunks {
  public:
   ScatterChunks() = default;
   // `groups` is the cut of a part's groups; `early`: whether its first chunk was made small, in
-  // order to leave early; `ahead`: columns of clusters of the first chunk that the kernel stores.
-  ScatterChunks(TileOrder const& order, int columns_of_chunk, Cut const& groups, bool early,
-                int ahead)
+  // order to leave early.
+  ScatterChunks(TileOrder const& order, int columns_of_chunk, Cut const& groups, bool early)
       : groups_(groups),
         columns_(columns_of_chunk),
         per_group_(ceil_div(order.cluster_columns(), columns_of_chunk)),
-        ahead_(smaller(ahead, smaller(columns_of_chunk, order.cluster_columns()))),
-        per_part_(per_group_.value() * groups.chunks() + (ahead_ > 0 ? 1 : 0)),
+        per_part_(per_group_.value() * groups.chunks()),
         early_(early) {}
 
   FLUX_HOST_DEVICE int per_part() const { return per_part_.value(); }
   FLUX_HOST_DEVICE bool early() const { return early_; }
-  FLUX_HOST_DEVICE bool some_ahead() const { return ahead_ > 0; }
-  // Of a part, but for the one that is ahead.
-  FLUX_HOST_DEVICE int others() const { return per_part() - (some_ahead() ? 1 : 0); }
-  FLUX_HOST_DEVICE bool is_ahead(int chunk) const { return chunk == others(); }
-  // The number in other parts of what has this one in the first.
-  FLUX_HOST_DEVICE int in_later_part(int chunk) const { return is_ahead(chunk) ? 0 : chunk; }
   // Of a counter: those of a part's chunks lie side by side.
   FLUX_HOST_DEVICE int part_of(int counter) const { return per_part_.divide(counter); }
-  FLUX_HOST_DEVICE int chunk_of(TileOrder const& order, bool first, int strip, int m, int n) const {
-    int column = order.cluster_column(n);
-    int chunk =
-        groups_.chunk_of(order.group_of(strip, m)) * per_group_.value() + columns_.divide(column);
-    return first && chunk == 0 && column < ahead_ ? others() : chunk;
+  FLUX_HOST_DEVICE int chunk_of(TileOrder const& order, int strip, int m, int n) const {
+    return groups_.chunk_of(order.group_of(strip, m)) * per_group_.value() +
+           columns_.divide(order.cluster_column(n));
   }
-  // May be empty: of the first chunk, if all of it is ahead.
-  FLUX_HOST_DEVICE TileBlock block_of(TileOrder const& order, bool first, int chunk) const {
-    bool ahead = first && is_ahead(chunk);
-    if (ahead) chunk = 0;
+  FLUX_HOST_DEVICE TileBlock block_of(TileOrder const& order, int chunk) const {
     int row = per_group_.divide(chunk);  // of chunks
     int column = (chunk - row * per_group_.value()) * columns_.value();
-    int end = column + (ahead ? ahead_ : columns_.value());
-    if (first && chunk == 0 && !ahead) column = ahead_;
-    return {first_m(order, groups_.begin(row)), first_m(order, groups_.end(row)),
-            smaller(column * order.cluster_n(), order.n_tiles()),
-            smaller(end * order.cluster_n(), order.n_tiles())};
+    int first_n = column * order.cluster_n();
+    return {first_m(order, groups_.begin(row)), first_m(order, groups_.end(row)), first_n,
+            smaller(first_n + columns_.value() * order.cluster_n(), order.n_tiles())};
   }
 
  private:
@@ -81,7 +59,6 @@ class ScatterChunks {
   Cut groups_;
   Divider columns_;  // of clusters in a chunk
   Divider per_group_;
-  int ahead_ = 0;  // columns of clusters
   Divider per_part_;
   bool early_ = false;
 };

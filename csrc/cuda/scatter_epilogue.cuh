@@ -4,9 +4,8 @@
 // A tile of a peer's part is scale * accumulator + bias + addend. It is stored where it leaves for
 // the peer; then the counter of its chunk is raised, for whoever moves the chunk. Or, if nobody
 // else does, it is stored where the peer wants it, and whoever raises the counter to the chunk's
-// number of tiles raises the peer's signal; so it may be with the very first tiles, ahead of what
-// others move. A tile of the own part is the same plus the peers' partials, stored once, as the
-// result.
+// number of tiles raises the peer's signal. A tile of the own part is the same plus the peers'
+// partials, stored once, as the result.
 //
 // Partials and addend ("sources") come in through the epilogue's C operand: its producer warp waits
 // for the chunk's signal and loads it by TMA, while the tile is still being multiplied. All but the
@@ -88,22 +87,19 @@ class ScatterEpilogue : public Base_ {
     // Where the signals of each part's chunks go, [world * chunks_per_part] in its owner's memory;
     // null: they are someone else's business.
     Epoch* delivered[kMaxRanks];
-    Epoch* ahead_delivered;  // likewise, for the chunk that is ahead
     Succession succession;
     WaitLimit limit;
   };
   struct Arguments : Common {
-    ElementD const* bias;        // [n] or null
-    ElementC const* addend;      // [strips, world, rows, n] or null
-    ElementD* parts[kMaxRanks];  // [strips, rows, n] each: where the tiles of each part go
-    ElementD* ahead;             // the same, for tiles that are ahead; null: there are none
+    ElementD const* bias;                 // [n] or null
+    ElementC const* addend;               // [strips, world, rows, n] or null
+    ElementD* parts[kMaxRanks];           // [strips, rows, n] each: where the tiles of each part go
     ElementC const* partials[kMaxRanks];  // [strips, rows, n] each: where each peer's tiles of the
                                           // own part arrive
   };
   struct Params : Common {
-    typename Base::Params part[kMaxRanks + 1];  // how tiles of each part are finished and stored,
-                                                // and those that are ahead
-    typename Base::Params partial[kMaxRanks];   // how each peer's partials are loaded
+    typename Base::Params part[kMaxRanks];     // how tiles of each part are finished and stored
+    typename Base::Params partial[kMaxRanks];  // how each peer's partials are loaded
     typename Base::Params addend;
     bool has_addend;
     uint32_t tma_transaction_bytes;  // for CUTLASS's kernel
@@ -116,19 +112,16 @@ class ScatterEpilogue : public Base_ {
     Params params{};
     static_cast<Common&>(params) = a;
     params.has_addend = a.addend != nullptr;
-    auto finished = [&](ElementD* to, int partials) {
-      int sources = partials + (params.has_addend ? 1 : 0);
-      // With several sources, store() scales the accumulator before it adds the first.
-      auto part = operands(a, nullptr, to, sources > 1 ? 1.f : a.scale, sources > 0 ? 1.f : 0.f);
-      part.thread.bias_ptr = a.bias;
-      return Base::to_underlying_arguments(block, part, nullptr);
-    };
     for (int i = 0; i < world; ++i) {
-      params.part[i] = finished(a.parts[i], i == a.rank ? world - 1 : 0);
+      int sources = (i == a.rank ? world - 1 : 0) + (params.has_addend ? 1 : 0);
+      // With several sources, store() scales the accumulator before it adds the first.
+      auto part =
+          operands(a, nullptr, a.parts[i], sources > 1 ? 1.f : a.scale, sources > 0 ? 1.f : 0.f);
+      part.thread.bias_ptr = a.bias;
+      params.part[i] = Base::to_underlying_arguments(block, part, nullptr);
       if (i == a.rank) continue;
       params.partial[i] = Base::to_underlying_arguments(block, source(a, a.partials[i]), nullptr);
     }
-    if (a.ahead != nullptr) params.part[kAhead] = finished(a.ahead, 0);
     if (params.has_addend) {
       auto whole = cute::make_shape(a.rows, a.n, 1, a.order.strips() * world);
       params.addend = Base::to_underlying_arguments(whole, source(a, a.addend), nullptr);
@@ -230,7 +223,7 @@ class ScatterEpilogue : public Base_ {
                                                  thread, storage);
       }
     }
-    Base epilogue(params_.part[tile.ahead ? kAhead : tile.part], storage);
+    Base epilogue(params_.part[tile.part], storage);
     auto states = epilogue.store(load_pipeline, load_state, store_pipeline, store_state, shape,
                                  tile_shape, cute::make_coord(m, n, k, tile.strip), accumulators,
                                  mma, thread, storage, subtile);
@@ -251,7 +244,6 @@ class ScatterEpilogue : public Base_ {
 
  private:
   static constexpr int kStoringThread = cutlass::NumThreadsPerWarpGroup;  // behind the producers
-  static constexpr int kAhead = kMaxRanks;                                // in Params::part
 
   static typename Base::Arguments operands(Common const& c, ElementC const* from, ElementD* to,
                                            float alpha, float beta) {
@@ -276,19 +268,14 @@ class ScatterEpilogue : public Base_ {
     return peer < 0 ? peer + params_.order.parts() : peer;
   }
 
-  // Only rank - 1 multiplies the own part first.
-  CUTLASS_DEVICE int chunk_from(int distance, ScatteredTile const& tile) const {
-    return distance == 1 ? tile.chunk : params_.chunks.in_later_part(tile.chunk);
-  }
-
-  CUTLASS_DEVICE Epoch const* signal_from(int peer, int chunk) const {
-    return params_.arrived + peer * params_.chunks.per_part() + chunk;
+  CUTLASS_DEVICE Epoch const* signal_from(int peer, ScatteredTile const& tile) const {
+    return params_.arrived + peer * params_.chunks.per_part() + tile.chunk;
   }
 
   CUTLASS_DEVICE bool partials_are_there(ScatteredTile const& tile) const {
     bool there = true;
     for (int distance = 1; tile.real && distance < params_.order.parts(); ++distance) {
-      Epoch const* signal = signal_from(peer_at(distance), chunk_from(distance, tile));
+      Epoch const* signal = signal_from(peer_at(distance), tile);
       there = there && load_acquire_system(signal) >= *params_.epoch;
     }
     return __all_sync(0xffffffffu, there);
@@ -298,8 +285,8 @@ class ScatterEpilogue : public Base_ {
     if (!tile.real || tile.chunk == ready_chunk_) return;
     Epoch epoch = *params_.epoch;
     for (int distance = 1; distance < params_.order.parts(); ++distance) {
-      int peer = peer_at(distance), chunk = chunk_from(distance, tile);
-      warp_waits_for_signal(signal_from(peer, chunk), epoch, params_.limit, peer, chunk);
+      int peer = peer_at(distance);
+      warp_waits_for_signal(signal_from(peer, tile), epoch, params_.limit, peer, tile.chunk);
     }
     fence_generic_to_async();
     ready_chunk_ = tile.chunk;
@@ -346,15 +333,14 @@ class ScatterEpilogue : public Base_ {
     fence_generic_to_async();
     ScatterChunks const& chunks = params_.chunks;
     int part = chunks.part_of(counter);
-    int chunk = counter - part * chunks.per_part();
-    bool ahead = chunks.is_ahead(chunk);
-    Epoch* signals = ahead ? params_.ahead_delivered : params_.delivered[part];
+    Epoch* signals = params_.delivered[part];
     if (signals == nullptr) {
       add_release_system(params_.counters + counter, 1u);
       return;
     }
+    int chunk = counter - part * chunks.per_part();
     int stored = static_cast<int>(add_acquire_release_device(params_.counters + counter, 1u)) + 1;
-    if (stored == chunks.block_of(params_.order, ahead, chunk).tiles())
+    if (stored == chunks.block_of(params_.order, chunk).tiles())
       store_release_system(signals + params_.rank * chunks.per_part() + chunk, *params_.epoch);
   }
 

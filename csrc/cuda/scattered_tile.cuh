@@ -9,18 +9,17 @@ namespace flux_inductor::cuda {
 // Tiles that a copy waits for are urgent where the link is a bottleneck: all of them, if the plan
 // wants the first chunk early; and where parts have few waves of tiles, the last ones of the peers'
 // parts, since a delay of theirs is soon a delay of the own part, in which the peers are at the
-// same place one part later. Stores to a peer are never urgent: the blocks store together, so that
-// they take many microseconds, which the next tile hides.
+// same place one part later. Stores to a peer are never urgent: all blocks store together, so that
+// they take tens of microseconds, which the next tile hides.
 struct ScatteredTile {
   static constexpr int kFewWaves = 4;  // of a part
   static constexpr int kUrgentWaves = 2;
 
   int part;
   int strip;
-  int chunk;    // as its sender counts; of the own part, as rank - 1 does
+  int chunk;
   bool real;    // not a cluster's padding
   bool counts;  // a peer's
-  bool ahead;   // stored at the peer, while others of its part are not
   bool urgent;
 
   template <class Params, class TileCoord>
@@ -31,15 +30,12 @@ struct ScatteredTile {
     part = order.part_of(l);
     real = m < order.m_tiles() && n < order.n_tiles();
     counts = real && part != params.rank;
-    bool first = part == order.first_part() || part == params.rank;
-    chunk = params.chunks.chunk_of(order, first, strip, m, n);
-    ahead = counts && params.chunks.is_ahead(chunk);
+    chunk = params.chunks.chunk_of(order, strip, m, n);
     int wave = order.cluster_column(gridDim.y);  // clusters at work
     int index = order.index_of(part, strip, m, n);
     bool last = order.clusters_per_part() <= kFewWaves * wave &&
                 index + kUrgentWaves * wave >= order.clusters() - order.clusters_per_part();
-    bool stored = ahead || params.delivered[part] != nullptr;
-    urgent = counts && !stored && (params.chunks.early() || last);
+    urgent = counts && params.delivered[part] == nullptr && (params.chunks.early() || last);
   }
 };
 

@@ -242,10 +242,6 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
       problem.parts[i] = static_cast<char*>(operands.partials) + offset;
     }
   }
-  if (problem.ahead_columns > 0) {
-    problem.ahead = push.partials[(rank + 1) % world];
-    problem.ahead_delivered = push.arrived[(rank + 1) % world];
-  }
   problem.x = operands.x;
   problem.weight = operands.weight;
   problem.bias = operands.bias;

@@ -65,8 +65,7 @@ def op_us(problem: Problem, plan: Plan) -> float:
     addition = partials * tile.m * tile.n / (128 * 256)
     if plan.direction == "store":
         return max(store_us(rounds[0], chunks, tile_bytes, addition), _least_us(problem, 0))
-    ahead = _tiles_ahead(grids[0], plan, chunks[0])
-    time = push_us(rounds[0], chunks, tile_bytes, addition, ahead)
+    time = push_us(rounds[0], chunks, tile_bytes, addition)
     return max(time, _least_us(problem, (problem.world - 1) * len(chunks)))
 
 
@@ -126,21 +125,19 @@ class Groups:
     Args:
         chunk, first, last: groups (sweeps of rows of clusters) in a chunk, and in the ends; 0: as any other.
         columns: of clusters in a chunk.
-        ahead: columns of clusters of the very first chunk that the kernel stores at the peer.
     """
 
     chunk: int
     first: int
     last: int
     columns: int
-    ahead: int
 
 
 def groups_of(tile: Tile, plan: Plan) -> Groups:
     """How a CUDA matmul_reduce_scatter by a fitted plan is cut."""
     height, width = plan.sweep * tile.m * tile.cluster_m, tile.n * tile.cluster_n
     chunk, first, last = (-(-rows // height) for rows in (plan.chunk, plan.first, plan.last))
-    return Groups(chunk, first, last, -(-plan.width // width), -(-plan.ahead // width))
+    return Groups(chunk, first, last, -(-plan.width // width))
 
 
 def _tiles_of_chunks(tiles: Grid, plan: Plan) -> list[int]:
@@ -151,13 +148,6 @@ def _tiles_of_chunks(tiles: Grid, plan: Plan) -> list[int]:
     columns = range(0, tiles.columns, groups.columns)
     widths = [min(groups.columns, tiles.columns - column) for column in columns]
     return [height * width for height in heights for width in widths]
-
-
-def _tiles_ahead(tiles: Grid, plan: Plan, first: int) -> int:
-    """Clusters that the kernel stores at the peer, of the `first` ones that are the very first chunk."""
-    groups = groups_of(tiles.tile, plan)
-    columns = min(groups.columns, tiles.columns)
-    return first // columns * min(groups.ahead, columns)
 
 
 def _with_tile(problem: Problem, plan: Plan, tile: Tile) -> Plan:

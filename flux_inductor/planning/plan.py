@@ -58,8 +58,6 @@ class Plan:
         first, last: rows of the first and of the last chunk where a size of their own serves a CUDA copy
             engine (schedule.py says which ends of what); 0: as any other.
         slices: pieces along K in which the last chunk travels to the rank that needs it last; 0: one.
-        ahead: columns of a rank's very first chunk that its CUDA matmul_reduce_scatter stores at the peer
-            itself, while the copy engine gets under way; 0: none.
     """
 
     route: Route
@@ -72,15 +70,13 @@ class Plan:
     first: int = 0
     last: int = 0
     slices: int = 0
-    ahead: int = 0
 
     def __post_init__(self) -> None:
         assert self.route in get_args(Route), self.route
         assert self.direction in get_args(Direction), self.direction
         if self.route == "unfused":
-            assert (self.direction, self.tile) == ("push", ""), self
-            counts = (self.chunk, self.first, self.last, self.slices, self.ahead)
-            assert not any((*counts, self.width, self.sweep, self.reserve)), self
+            assert (self.direction, self.chunk, self.tile) == ("push", 0, ""), self
+            assert not any((self.sweep, self.width, self.reserve, self.first, self.last, self.slices)), self
         else:
             assert self.slices != 1, self
             assert self.chunk >= 1, self.chunk
@@ -103,7 +99,6 @@ _TOKENS = {
     "first": (_COUNT, "<rows>"),
     "last": (_COUNT, "<rows>"),
     "slices": (_SEVERAL, "<2 or more>"),
-    "ahead": (_COUNT, "<columns>"),
     "width": (_COUNT, "<columns>"),
     "tile": (_TILE, "<MxNxK/cluster>"),
     "sweep": (_COUNT, "<rows of clusters>"),
@@ -128,7 +123,7 @@ def check_plan(plan: Plan, kind: Kind, device: Device) -> None:
         )
     if plan.reserve and device != "cuda":
         raise ValueError(f"plan '{plan}': only CUDA kernels leave multiprocessors alone; remove 'reserve='")
-    for key in ("first", "last", "slices", "ahead"):
+    for key in ("first", "last", "slices"):
         why = _misplaced(key, plan, kind, device) if getattr(plan, key) else ""
         if why:
             raise ValueError(f"plan '{plan}': {why}; remove '{key}='")
@@ -144,8 +139,6 @@ def _misplaced(key: str, plan: Plan, kind: Kind, device: Device) -> str:
         return (
             "in an all_gather_matmul nobody waits for the first chunk: the own shard is multiplied meanwhile"
         )
-    if kind == "all_gather_matmul" and key == "ahead":
-        return "only a matmul_reduce_scatter's kernel stores at its peers"
     if kind == "matmul_reduce_scatter" and key == "slices":
         return "only chunks of an all_gather_matmul are cut along K"
     return ""

@@ -32,9 +32,7 @@ Uneven chunks, where the link is the bound and the fixed cost of a transfer forb
                            round of tiles, sent in slices along K: tiles multiply one while the next is on its
                            way. What follows other shards hides their ends: their cut is even.
     matmul_reduce_scatter  The link idles until the first chunk is multiplied: it is small (`first`). The own
-                           tiles wait for the last one's partials: few enough for one round (`last`). Columns
-                           of the very first chunk may be stored by whoever multiplies them (`ahead`), with a
-                           signal of their own. That is left out here: it waits for no transfer.
+                           tiles wait for the last one's partials: few enough for one round (`last`).
 
 Rejected
     Chunk by chunk over all peers (r1.0, r2.0, r3.0, r1.1, ...): the same throughput, but a rank would

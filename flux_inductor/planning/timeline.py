@@ -16,7 +16,7 @@ what was fitted to whole calls as the cost of a chunk.) Of a chunk that comes in
 first, and only the last one's share of the tile follows the last one's arrival.
 The copy engine moves one chunk after another. Stores of the kernel need no engine, but the tiles of a round
 end together, and so do their stores: the link is busy in bursts, and a burst that outlasts its turn stalls
-the next round. Stores of a few tiles ahead of the first copy fill the time that the engine takes to begin it.
+the next round.
 """
 
 from __future__ import annotations
@@ -102,32 +102,21 @@ def gather_us(
     return KERNEL.fork.value + end
 
 
-def push_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: float, ahead: int = 0) -> float:
+def push_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: float) -> float:
     """matmul_reduce_scatter whose partials the copy engine moves.
 
     Args:
         chunks: tiles of each chunk of a part.
         tile_bytes: of the product, in one cluster's tile.
         addition: from the last partial of a tile to its stored sum.
-        ahead: tiles of the very first chunk that the kernel stores at the peer.
     """
-    burst = ahead * tile_bytes / (_KILO * KERNEL.stores.value)
-    stored = rounds.us * -(-ahead // rounds.at_once) + burst
-    # Only the blocks that store are held up; claims share that among all.
-    stall = KERNEL.stall.value * burst * min(ahead / rounds.at_once, 1.0)
 
     def leaves(done: int, tiles: int, free: float) -> float:
-        very_first = done == tiles
-        moved = tiles - (ahead if very_first else 0)
-        if moved == 0:
-            return stored
-        # Idle up to its first copy, which it begins beside the stores.
-        engine = free if free > stored else 0.0
-        begun = max(engine, rounds.time(done) + (0.0 if very_first else stall)) + KERNEL.block.value
-        return max(begun, stored) + moved * tile_bytes / (_KILO * KERNEL.blocks.value)
+        block = KERNEL.block.value + tiles * tile_bytes / (_KILO * KERNEL.blocks.value)
+        return max(free, rounds.time(done)) + block
 
     moved = (rounds.parts - 1) * rounds.tiles * tile_bytes / (_KILO * KERNEL.blocks.value)
-    free = rounds.time(rounds.all_tiles) + KERNEL.scatter_interference.value * moved + stall
+    free = rounds.time(rounds.all_tiles) + KERNEL.scatter_interference.value * moved
     late = _last_own_tile(rounds, chunks, leaves, addition)
     return KERNEL.fork.value + KERNEL.launch.value + max(free, late) + _lockstep_us(rounds)
 

@@ -3,10 +3,6 @@
 Every copy has a fixed cost, so a link that is the bound wants few and large ones. But it idles before the
 first chunk of a reduce_scatter, and what the last one makes possible comes after it: those should be small.
 How small, the kernel's rounds say. A few sizes about a round are tried; the timeline chooses.
-
-And before the very first byte of a reduce_scatter the link idles once more, while tiles are counted and the
-copy engine begins. So the kernel stores a few of the first tiles at the peer itself, as many as fill this
-time. More would hold up their blocks, and the next chunk with them.
 """
 
 from __future__ import annotations
@@ -15,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flux_inductor.planning.fit import fitted, op_us, product_us
-from flux_inductor.planning.machine import KERNEL
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.tiles import Grid, Menu, at_once, grid, known
@@ -81,10 +76,7 @@ def _gathers(problem: Problem, bare: Plan, tiles: Grid) -> Iterator[Plan]:
 
 
 def _scatters(problem: Problem, bare: Plan, tiles: Grid) -> Iterator[Plan]:
-    """First and last chunks of one round, and of half of one. All are whole rows of the product.
-
-    Each with a part of the first one stored by the kernel, and without.
-    """
+    """First and last chunks of one round, and of half of one. All are whole rows of the product."""
     total, one = known(problem.strips) * known(problem.rows), _round(tiles, bare.reserve)
     half = -(-one // 2)
     for first, last in dict.fromkeys([(one, one), (half, one), (half, half)]):
@@ -92,24 +84,15 @@ def _scatters(problem: Problem, bare: Plan, tiles: Grid) -> Iterator[Plan]:
         begin = min(first * tiles.height, total)
         end = min(last * tiles.height, total - begin)
         for chunk in _between(total - begin - end, sweep * tiles.height):
-            for ahead in (0, _ahead(problem, tiles, min(first, tiles.rows))):
-                yield replace(
-                    bare,
-                    chunk=chunk,
-                    first=begin,
-                    last=end,
-                    ahead=ahead,
-                    width=known(problem.columns[0]),
-                    tile=str(tiles.tile),
-                    sweep=sweep,
-                )
-
-
-def _ahead(problem: Problem, tiles: Grid, rows: int) -> int:
-    """Columns of so many rows of clusters that take as long to store as a copy to begin."""
-    width = tiles.tile.n * tiles.tile.cluster_n
-    column_us = rows * tiles.height * width * problem.itemsize / (1e3 * KERNEL.stores.value)
-    return min(max(round(KERNEL.block.value / column_us), 1) * width, known(problem.columns[0]))
+            yield replace(
+                bare,
+                chunk=chunk,
+                first=begin,
+                last=end,
+                width=known(problem.columns[0]),
+                tile=str(tiles.tile),
+                sweep=sweep,
+            )
 
 
 def _between(rows: int, granule: int) -> list[int]:

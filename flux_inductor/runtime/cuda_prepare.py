@@ -138,7 +138,6 @@ def prepare_scatter(
     tile = Tile.parse(plan.tile)
     tiles, groups = grid(tile, problem, columns), groups_of(tile, plan)
     size.group, size.chunk_columns = min(plan.sweep, tiles.rows), min(groups.columns, tiles.columns)
-    size.ahead_columns = min(groups.ahead, tiles.columns)
     most = -(-tiles.rows // size.group)  # groups of a part
     size.chunk_groups, size.first_groups, size.last_groups = (
         min(each, most) for each in (groups.chunk, groups.first, groups.last)

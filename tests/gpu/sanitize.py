@@ -3,7 +3,7 @@
     compute-sanitizer --tool memcheck python -m tests.gpu.sanitize
     compute-sanitizer --tool racecheck --kernel-regex kns=device_kernel python -m tests.gpu.sanitize
 
-Two ranks played by one process; a cooperative and a pingpong tile, a gathered tensor that is kept, all
+Two ranks played by one process; a cooperative and a pingpong tile, a gathered tensor that is kept, both
 transports of matmul_reduce_scatter. The tool may let one rank's kernel run only after the other's, so no
 kernel may wait for another: a gather's chunks are pushed before any kernel starts, and a scatter finds all
 partials declared as there already. So only gathers have results to compare; the tool watches all accesses.
@@ -87,7 +87,7 @@ def gather(tile: str, keep: bool) -> None:
     finish(group, f"all_gather_matmul {tile}{' kept' if keep else ''}")
 
 
-def scatter(tile: str, direction: str, ahead: int = 0) -> None:
+def scatter(tile: str, direction: str) -> None:
     strips, rows, n, k = 2, 150, 328, 136
     group = small_group()
     devices = [rank.device for rank in group.ranks]
@@ -96,17 +96,10 @@ def scatter(tile: str, direction: str, ahead: int = 0) -> None:
     for rank in group.ranks:
         rank.signals.fill_(LATER)
     call = MatmulReduceScatterCall(
-        group,
-        xs,
-        weights,
-        tile,
-        chunk_columns=1 + ahead,
-        wait_limit_ns=WAIT_LIMIT_NS,
-        direction=direction,
-        ahead=ahead,
+        group, xs, weights, tile, chunk_columns=1, wait_limit_ns=WAIT_LIMIT_NS, direction=direction
     )
     call.run()
-    finish(group, f"matmul_reduce_scatter {tile} {direction}{' ahead' if ahead else ''}")
+    finish(group, f"matmul_reduce_scatter {tile} {direction}")
 
 
 def main() -> None:
@@ -118,7 +111,6 @@ def main() -> None:
             gather(tile, keep)
         for direction in ("push", "store"):
             scatter(tile, direction)
-        scatter(tile, "push", ahead=1)
 
 
 if __name__ == "__main__":

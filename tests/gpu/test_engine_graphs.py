@@ -21,7 +21,6 @@ CASES: list[Case] = [
     Scatter((2, 512, 256), 512, dim=1, addend=True),
     Scatter((1024, 512), 768, plan="mesh store chunk=256"),
     Scatter((2, 512, 256), 512, dim=1, bias=True, plan="mesh store chunk=512 reserve=8"),
-    Scatter((1024, 512), 768, plan="mesh push chunk=256 first=256 ahead=256"),
 ]
 THREE = ([0, 1, 2], [4, 2, 5])  # graphs of three ops
 INPUTS = 3

@@ -38,7 +38,6 @@ def run(
     multiprocessors: list[int] | None = None,
     direction: str = "push",
     groups: tuple[int, int, int] = (1, 0, 0),
-    ahead: int = 0,
 ) -> list[torch.Tensor]:
     """One call on every rank, checked against fp64 and the error of rounded matmuls summed over the ranks."""
     strips, rows, n, k = shape
@@ -62,7 +61,6 @@ def run(
         multiprocessors=multiprocessors,
         direction=direction,
         groups=groups,
-        ahead=ahead,
     )
     results = call.run(delay_cycles)
     home = devices[0]
@@ -86,16 +84,14 @@ def run(
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("sweep", "chunk_columns"), [(1, 1), (2, 3), (16, 100)])
 @pytest.mark.parametrize("groups", [(1, 0, 0), (2, 0, 0), (1, 2, 1), (3, 1, 0), (2, 0, 2), (1, 9, 9)])
-@pytest.mark.parametrize("ahead", [0, 1, 3, 100])
 def test_chunks_cover_the_peers_parts_once(
-    tile: str, sweep: int, chunk_columns: int, groups: tuple[int, int, int], ahead: int
+    tile: str, sweep: int, chunk_columns: int, groups: tuple[int, int, int]
 ) -> None:
     world, rank, strips, rows, n = 3, 1, 2, 300, 1000
     p = kernels.MatmulReduceScatter()
     p.world, p.rank, p.strips, p.rows, p.n, p.k = world, rank, strips, rows, n, 64
     p.group, p.chunk_columns = sweep, chunk_columns
     p.chunk_groups, p.first_groups, p.last_groups = groups
-    p.ahead_columns = ahead
     entry = next(e for e in kernels.matmul_reduce_scatter_kernels() if e.tile == tile)
     covered = torch.zeros(world, strips * rows, n, dtype=torch.int32)
     tile_m, tile_n = (int(size) for size in tile.split("x")[:2])
@@ -108,15 +104,6 @@ def test_chunks_cover_the_peers_parts_once(
     tiles = strips * -(-rows // tile_m) * -(-n // tile_n)
     assert sum(chunk.tiles for chunk in chunks) == (world - 1) * tiles
     assert all(chunk.tiles > 0 for chunk in chunks)
-    numbers = [(chunk.part, chunk.index) for chunk in chunks]
-    assert len(set(numbers)) == len(numbers)
-    assert all(chunk.index < kernels.scatter_chunks_per_part(entry, p) for chunk in chunks)
-    # Of the first chunk of the part that is multiplied first.
-    assert [chunk.ahead for chunk in chunks] == [bool(ahead)] + [False] * (len(chunks) - 1)
-    if ahead:
-        first = chunks[0]
-        assert (first.first_row, first.first_column) == (0, 0)
-        assert first.last_column == min(n, min(ahead, chunk_columns) * tile_n)
 
 
 @both_directions
@@ -175,28 +162,6 @@ def test_uneven_chunks(groups: tuple[int, int, int], tile: str, direction: str) 
         )
 
 
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize(("world", "ahead"), [(2, 1), (2, 2), (3, 1), (4, 2), (8, 1)])
-def test_columns_ahead_of_the_copies(world: int, ahead: int, tile: str) -> None:
-    """Some of the first chunk, with few blocks and many; and all of it, then all of the peer's part."""
-    few = [2] + [16] * (world - 1)
-    for multiprocessors in (few, None):
-        for columns, groups in [(100, (2, 1, 1)), (3, (1, 2, 0)), (ahead, (1, 1, 0)), (100, (9, 0, 0))]:
-            run(
-                world,
-                (2, 450, 1000, 264),
-                tile,
-                sweep=1,
-                chunk_columns=columns,
-                delay_cycles=300_000,
-                bias=world == 3,
-                addend=world in (2, 8),
-                multiprocessors=multiprocessors,
-                groups=groups,
-                ahead=ahead if groups[0] < 9 else 100,
-            )
-
-
 @both_directions
 @pytest.mark.parametrize("addend", [False, True])
 @pytest.mark.parametrize("tile", TILES)
@@ -210,11 +175,10 @@ def test_few_multiprocessors_on_some_ranks(world: int, tile: str, addend: bool, 
     run(world, (1, 512, 1024, 256), tile, addend=addend, multiprocessors=few, direction=direction)
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("addend", [False, True])
 @pytest.mark.parametrize("multiprocessors", [2, 8, 64])
 @pytest.mark.parametrize("tile", TILES)
-def test_each_tile_is_counted_once(tile: str, multiprocessors: int, addend: bool, ahead: int) -> None:
+def test_each_tile_is_counted_once(tile: str, multiprocessors: int, addend: bool) -> None:
     """Urgent or not, the last one of its block or not, or in a cluster's padding.
 
     One count too many and a chunk would leave before its last tile is stored; but only sometimes, so that the
@@ -227,9 +191,7 @@ def test_each_tile_is_counted_once(tile: str, multiprocessors: int, addend: bool
     ws = [weight(k, n, torch.bfloat16, d, "k_major") for d in devices]
     adds = randoms(world, (strips, world * rows, n), torch.bfloat16, devices) if addend else None
     use = [multiprocessors] * world
-    call = MatmulReduceScatterCall(
-        group, xs, ws, tile, addends=adds, sweep=2, multiprocessors=use, ahead=ahead
-    )
+    call = MatmulReduceScatterCall(group, xs, ws, tile, addends=adds, sweep=2, multiprocessors=use)
     rank, p = group.ranks[0], call.problems[0]
     per_part = kernels.scatter_chunks_per_part(call.entry, p)
     expected = torch.zeros(world, per_part, dtype=torch.int32)
@@ -245,8 +207,6 @@ def test_each_tile_is_counted_once(tile: str, multiprocessors: int, addend: bool
         group.synchronize()
         counters = rank.zeroed[CLAIM_WORDS : CLAIM_WORDS + world * per_part].view(world, per_part)
         assert torch.equal(counters.cpu(), expected)
-    raised = group.ranks[1].signals.nonzero().flatten().tolist()
-    assert raised == ([per_part - 1] if ahead else []), "the signal of what is ahead, from rank 0"
 
 
 @both_directions
@@ -295,16 +255,14 @@ def push_shards(group: VirtualGroup, call: AllGatherMatmulCall) -> None:
 
 
 def end_of_a_call_without_rank_1(
-    tile: str, direction: str, limit_ns: int, record: list[int], ahead: int = 0
+    tile: str, direction: str, limit_ns: int, record: list[int]
 ) -> tuple[bool, float, dict[str, int]]:
     """Whether the context of rank 0 was lost, the seconds until then, and what its record, preset, says."""
     group = VirtualGroup(2)
     devices = [rank.device for rank in group.ranks]
     xs = randoms(2, (1, 512, 128), torch.bfloat16, devices)
     ws = [weight(128, 256, torch.bfloat16, d, "k_major") for d in devices]
-    call = MatmulReduceScatterCall(
-        group, xs, ws, tile, wait_limit_ns=limit_ns, direction=direction, ahead=ahead
-    )
+    call = MatmulReduceScatterCall(group, xs, ws, tile, wait_limit_ns=limit_ns, direction=direction)
     first = group.ranks[0]
     first.errors[:2].view(torch.int32).copy_(torch.tensor(record[:4]))
     first.errors[2:].copy_(torch.tensor(record[4:]))
@@ -318,17 +276,13 @@ def end_of_a_call_without_rank_1(
     return False, time.monotonic() - start, first.error()
 
 
-@pytest.mark.parametrize(("direction", "ahead"), [("push", 0), ("store", 0), ("push", 100)])
+@both_directions
 @pytest.mark.parametrize("tile", [TILES[0], TILES[-1]])
-def test_missing_partials_end_the_context(tile: str, direction: str, ahead: int) -> None:
-    """Rule R4: nothing queued behind the kernel reads a result without a partial, and the record is whole.
-
-    All chunks of the part are one, which has the number 1 where the kernel was to store it, ahead.
-    """
-    lost, _, error = run_in_process(end_of_a_call_without_rank_1, tile, direction, 50_000_000, [0] * 6, ahead)
+def test_missing_partials_end_the_context(tile: str, direction: str) -> None:
+    """Rule R4: nothing queued behind the kernel reads a result without a partial, and the record is whole."""
+    lost, _, error = run_in_process(end_of_a_call_without_rank_1, tile, direction, 50_000_000, [0] * 6)
     assert lost
     assert (error["state"], error["op"], error["source"]) == (2, 2, 1), error
-    assert error["chunk"] == bool(ahead), error
     assert (error["expected"], error["seen"]) == (8, 0), error
 
 
@@ -348,11 +302,10 @@ def test_results_do_not_change_from_run_to_run_or_with_the_transport(tile: str) 
     devices = [rank.device for rank in group.ranks]
     xs = randoms(4, (1, 4 * 192, 256), torch.bfloat16, devices)
     ws = [weight(256, 520, torch.bfloat16, d, "k_major") for d in devices]
-    transports = (("push", 0), ("store", 0), ("push", 1))
-    calls = [MatmulReduceScatterCall(group, xs, ws, tile, direction=d, ahead=a) for d, a in transports]
+    calls = [MatmulReduceScatterCall(group, xs, ws, tile, direction=d) for d in ("push", "store")]
     first = [result.clone() for result in calls[0].run()]
     for i in range(20):
-        again = calls[i % 3].run(delay_cycles=100_000 * (i % 4))
+        again = calls[i % 2].run(delay_cycles=100_000 * (i % 3))
         assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), i
 
 
@@ -383,16 +336,7 @@ def random_call(
     sweep, columns = rng.randint(1, 4), rng.randint(1, 4)
     groups = (rng.randint(1, 3), rng.randint(0, 2), rng.randint(0, 2))
     call = MatmulReduceScatterCall(
-        group,
-        xs,
-        ws,
-        tile,
-        addends=addends,
-        sweep=sweep,
-        chunk_columns=columns,
-        groups=groups,
-        ahead=rng.randint(0, 3) if options["direction"] == "push" else 0,
-        **options,
+        group, xs, ws, tile, addends=addends, sweep=sweep, chunk_columns=columns, groups=groups, **options
     )
     return call, [part.to(d) for part, d in zip(exact.split(rows, dim=1), devices, strict=True)]
 

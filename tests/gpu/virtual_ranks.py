@@ -228,7 +228,6 @@ class MatmulReduceScatterCall:
         multiprocessors: list[int] | None = None,
         direction: str = "push",
         groups: tuple[int, int, int] = (1, 0, 0),
-        ahead: int = 0,
     ) -> None:
         world = group.world
         strips, m, k = xs[0].shape
@@ -259,11 +258,6 @@ class MatmulReduceScatterCall:
             p.arrived, p.epoch = rank.signals.data_ptr(), rank.epoch.data_ptr()
             p.group, p.chunk_columns = sweep, chunk_columns
             p.chunk_groups, p.first_groups, p.last_groups = groups
-            if ahead:
-                follower = group.ranks[(rank.index + 1) % world]
-                p.ahead_columns = ahead
-                p.ahead = self.arriving[follower.index][rank.index].data_ptr()
-                p.ahead_delivered = follower.signals.data_ptr()
             p.multiprocessors = (multiprocessors or [rank.multiprocessors] * world)[rank.index]
             p.wait_limit_ns, p.errors = wait_limit_ns, rank.errors.data_ptr()
             self.problems.append(p)

@@ -32,7 +32,6 @@ plans = st.one_of(
         first=maybe,
         last=maybe,
         slices=st.one_of(st.just(0), st.integers(2, 1 << 30)),
-        ahead=maybe,
     ),
 )
 
@@ -65,8 +64,6 @@ def test_texts() -> None:
     assert str(sliced) == "mesh push chunk=2560 last=1536 slices=4 tile=128x160x64/2x1 sweep=4"
     uneven = Plan("mesh", "push", 1024, "128x256x64/2x1", sweep=2, width=8192, first=512, last=256)
     assert str(uneven) == ("mesh push chunk=1024 first=512 last=256 width=8192 tile=128x256x64/2x1 sweep=2")
-    ahead = Plan("mesh", "push", 1024, width=8192, first=512, ahead=2048)
-    assert str(ahead) == "mesh push chunk=1024 first=512 ahead=2048 width=8192"
     table = parse_plan("m<=512: unfused;m<=4096 : mesh push  chunk=64; mesh push chunk=256 ")
     assert str(table) == "m<=512: unfused; m<=4096: mesh push chunk=64; mesh push chunk=256"
     assert [table.at(m) for m in (1, 512, 513, 4096)] == [UNFUSED, UNFUSED, push, push]
@@ -122,9 +119,6 @@ def test_an_error_names_the_token_and_the_remedy(text: str, token: str, remedy: 
         ("mesh push chunk=4 slices=4", "matmul_reduce_scatter", "cuda", "along K; remove 'slices='"),
         ("mesh store chunk=4 first=4", "matmul_reduce_scatter", "cuda", "no chunks; remove 'first='"),
         ("mesh store chunk=4 last=4", "matmul_reduce_scatter", "cuda", "no chunks; remove 'last='"),
-        ("mesh store chunk=4 ahead=4", "matmul_reduce_scatter", "cuda", "no chunks; remove 'ahead='"),
-        ("mesh push chunk=4 ahead=4", "all_gather_matmul", "cuda", "stores at its peers; remove 'ahead='"),
-        ("mesh push chunk=4 ahead=4", "matmul_reduce_scatter", "cpu", "remove 'ahead='"),
     ],
 )
 def test_a_plan_that_an_engine_cannot_run_is_an_error(
@@ -140,5 +134,5 @@ def test_what_an_engine_can_run_passes() -> None:
             check_plan(Plan("mesh", direction, 4), kind, device)
         check_plan(UNFUSED, kind, device)
     check_plan(Plan("mesh", "store", 4, reserve=8), "matmul_reduce_scatter", "cuda")
-    check_plan(Plan("mesh", "push", 4, first=2, last=2, ahead=8), "matmul_reduce_scatter", "cuda")
+    check_plan(Plan("mesh", "push", 4, first=2, last=2), "matmul_reduce_scatter", "cuda")
     check_plan(Plan("mesh", "push", 4, last=2, slices=2), "all_gather_matmul", "cuda")

@@ -102,65 +102,6 @@ def test_more_slices_are_never_slower_where_a_transfer_has_no_fixed_cost(
     assert many <= few + 1e-6
 
 
-def chunks_leave(rounds: Rounds, chunks: list[int], tile_bytes: int, ahead: int) -> list[float]:
-    """When the chunks of two ranks have left, seen from the link: stores first, then the copy engine."""
-    blocks = tile_bytes / (1e3 * KERNEL.blocks.value)
-    burst = ahead * tile_bytes / (1e3 * KERNEL.stores.value)
-    link = math.ceil(ahead / rounds.at_once) * rounds.us + burst
-    engine, done = 0.0, 0
-    ends: list[float] = []
-    for tiles in chunks:
-        done += tiles
-        left = tiles if ends else tiles - ahead
-        if left:
-            ready = rounds.time(done) + (held_up(rounds, tile_bytes, ahead) if ends else 0.0)
-            link = engine = max(max(engine, ready) + KERNEL.block.value, link) + left * blocks
-        ends.append(link)
-    return ends
-
-
-def held_up(rounds: Rounds, tile_bytes: int, ahead: int) -> float:
-    """How much later all blocks are, on average, since those with tiles ahead wait for their stores."""
-    burst = ahead * tile_bytes / (1e3 * KERNEL.stores.value)
-    return KERNEL.stall.value * burst * min(ahead / rounds.at_once, 1)
-
-
-@pytest.mark.usefixtures("whole_rounds")
-@given(
-    st.lists(st.integers(1, 90), min_size=1, max_size=5),
-    st.integers(1, 66),
-    st.floats(0, 1),
-    st.sampled_from([10.0, 60.0]),
-)
-def test_a_scatter_stores_ahead_while_the_copy_engine_begins(
-    chunks: list[int], at_once: int, share: float, round_us: float
-) -> None:
-    rounds, tile_bytes, addition = Rounds(2, sum(chunks), at_once, round_us), 1 << 21, 4.0
-    ahead = round(share * chunks[0])
-    moved = sum(chunks) * tile_bytes / (1e3 * KERNEL.blocks.value)
-    last = rounds.time(rounds.all_tiles) + KERNEL.scatter_interference.value * moved
-    last += held_up(rounds, tile_bytes, ahead)
-    left = sum(chunks)
-    for tiles, end in zip(chunks, chunks_leave(rounds, chunks, tile_bytes, ahead), strict=True):
-        last = max(last, end + addition + max(rounds.time(left) - round_us, 0.0))
-        left -= tiles
-    lockstep = KERNEL.lockstep.value * round_us if sum(chunks) <= at_once else 0.0
-    found = push_us(rounds, chunks, tile_bytes, addition, ahead) - KERNEL.fork.value - KERNEL.launch.value
-    assert math.isclose(found, last + lockstep)
-
-
-def test_a_few_columns_ahead_gain_what_many_lose() -> None:
-    """Stores hold their blocks up: where all of the first chunk is stored, the next one is late."""
-    problem = Problem("matmul_reduce_scatter", 2, 1, 4096, (8192,), 1024, "bf16")
-    text = "mesh push chunk=1024 first=512 last=512{} width=8192 tile=128x256x64/2x1 sweep=2"
-    none, few, all_of_it = (
-        op_us(problem, fitted(problem, parse_plan(text.format(ahead)).at(8192), MENUS[problem.kind]))
-        for ahead in ("", " ahead=2048", " ahead=8192")
-    )
-    assert none - 8 < few < none - 3
-    assert all_of_it > none
-
-
 @pytest.mark.usefixtures("whole_rounds")
 @given(st.integers(2, 5), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 20))
 def test_a_scatter_ends_when_the_own_tiles_do(world: int, chunks: list[int], at_once: int) -> None:

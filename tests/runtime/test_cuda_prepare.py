@@ -77,14 +77,6 @@ def test_a_scatter_by_a_plan(cut: str, groups: tuple[int, int, int]) -> None:
     assert prepared.need.signals == prepared.need.counters == 2 * 7
 
 
-@pytest.mark.parametrize(
-    ("ahead", "columns"), [("", 0), ("ahead=2048", 8), ("ahead=300", 2), ("ahead=9999", 32)]
-)
-def test_columns_ahead_by_a_plan(ahead: str, columns: int) -> None:
-    size = scatter(8192, f"mesh push chunk=1024 first=512 {ahead} tile=128x256x64/2x1").call
-    assert size.ahead_columns == columns
-
-
 def test_what_is_larger_than_the_product_counts_as_the_product() -> None:
     """A plan's numbers have no limit, those of the kernels are integers of 32 bits."""
     huge = 1 << 40
@@ -92,13 +84,8 @@ def test_what_is_larger_than_the_product_counts_as_the_product() -> None:
         assert (size.rows_per_chunk, size.last_rows, size.slices) == (4096, 4096, 8192 // 64)
         assert size.group <= 4096 // 128
     ends = f"first={huge} last={huge}"
-    for cut in (
-        f"sweep={huge} width={huge} ahead={huge}",
-        ends,
-        f"{ends} sweep=1 width=64",
-        f"first=512 sweep={huge}",
-    ):
+    for cut in (f"sweep={huge} width={huge}", ends, f"{ends} sweep=1 width=64", f"first=512 sweep={huge}"):
         size = scatter(8192, f"mesh push chunk={huge} tile=128x256x64/2x1 {cut}").call
         rows = -(-16 // size.group)  # 4096 rows in clusters of 256
         assert max(size.chunk_groups, size.first_groups, size.last_groups) <= rows <= 16
-        assert max(size.chunk_columns, size.ahead_columns) <= 32
+        assert size.chunk_columns <= 32
