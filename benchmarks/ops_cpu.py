@@ -54,7 +54,7 @@ def operation(shape: Shape, rank: int, world: int, plan: Plan) -> Callable[[], o
     if shape.op == "ag":
         x = torch.randn(shape.m // world, shape.k).to(shape.dtype)
         engine = engine_for("all_gather_matmul", "cpu", GROUP, plan)
-        gather = engine.bind_gather(x, [weight], GROUP, plan, 0, False)
+        gather = engine.bind_gather(x, [weight], [], GROUP, plan, 0, False)
         return lambda: gather(x, [weight], [])
     x = torch.randn(shape.m, shape.k).to(shape.dtype)
     engine = engine_for("matmul_reduce_scatter", "cpu", GROUP, plan)

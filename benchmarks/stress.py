@@ -71,7 +71,7 @@ class Program:
         weight = self.tensor(dtype, depth, columns)
         plan = self.plan()
         engine = engine_for("all_gather_matmul", "cpu", GROUP, plan)
-        call = engine.bind_gather(shards[self.rank], [weight], GROUP, plan, 1, wanted)
+        call = engine.bind_gather(shards[self.rank], [weight], [], GROUP, plan, 1, wanted)
         outputs = call(shards[self.rank], [weight], [])
         whole = torch.cat(shards, 1)
         self.largest_bytes = max(self.largest_bytes, whole.nbytes)

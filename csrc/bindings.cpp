@@ -16,6 +16,7 @@ PYBIND11_MODULE(_core, module) {
       PyErr_SetObject(PyExc_OSError, arguments.ptr());
     }
   });
+  flux_inductor::bind_tensors(module);
   flux_inductor::bind_cpu(module);
 #if FLUX_INDUCTOR_CUDA
   flux_inductor::bind_cuda(module);

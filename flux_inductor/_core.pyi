@@ -3,8 +3,13 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from torch import Tensor
+
+ALIGNMENT: int  # of the addresses that `describe` calls aligned
 EPOCH_RENEWAL: int
 
+def use_exchange_table(capsule: object) -> None: ...
+def describe(*operands: Tensor | Sequence[Tensor | None] | None) -> bytes: ...
 def reached(seen: int, expected: int) -> bool: ...
 def sum(
     dtype: str, result: int, pitch: int, partials: Sequence[int], count: int, width: int, scale: float

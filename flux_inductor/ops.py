@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from flux_inductor.planning.plan import parse_plan
-from flux_inductor.runtime.bound import BoundCall, BoundCalls, remember, signature
-from flux_inductor.runtime.engine import count, engine_choice, engine_for
+from flux_inductor.runtime.bound import BoundCall, BoundCalls, describe, remember
+from flux_inductor.runtime.engine import engine_choice, engine_for, tally_of
 from flux_inductor.runtime.groups import group_size, state_of
 
 FUSED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -198,17 +198,16 @@ def _all_gather_matmul(
     return_gathered: bool,
 ) -> list[Tensor]:
     calls = state_of(group, BoundCalls).gathers
-    options = (plan, gather_dim, return_gathered, engine_choice())
-    key = (options, signature(x), *map(signature, weights), len(weights), *map(signature, biases))
+    key = (plan, gather_dim, return_gathered, engine_choice(), describe(x, weights, biases))
     call = calls.get(key)
     if call is not None:
-        count(call.counted)
+        call.tally.runs += 1
         return call.run(x, weights, biases)
     check_gather(x, weights, biases, gather_dim)
     chosen = parse_plan(plan).at(group_size(group) * _rows(x))
     engine = engine_for("all_gather_matmul", x.device.type, group, chosen)
-    run = engine.bind_gather(x, weights, group, chosen, gather_dim, return_gathered)
-    remember(calls, key, BoundCall(("all_gather_matmul", engine.name), run))
+    run = engine.bind_gather(x, weights, biases, group, chosen, gather_dim, return_gathered)
+    remember(calls, key, BoundCall(tally_of("all_gather_matmul", engine), run))
     return run(x, weights, biases)
 
 
@@ -243,17 +242,16 @@ def _matmul_reduce_scatter(
     scale: float,
 ) -> Tensor:
     calls = state_of(group, BoundCalls).scatters
-    options = (plan, scatter_dim, reduce_op, scale, engine_choice())
-    key = (options, signature(x), signature(weight), signature(bias), signature(addend))
+    key = (plan, scatter_dim, reduce_op, scale, engine_choice(), describe(x, weight, bias, addend))
     call = calls.get(key)
     if call is not None:
-        count(call.counted)
+        call.tally.runs += 1
         return call.run(x, weight, bias, addend)
     check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
     chosen = parse_plan(plan).at(_rows(x))
     engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
     run = engine.bind_scatter(x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale)
-    remember(calls, key, BoundCall(("matmul_reduce_scatter", engine.name), run))
+    remember(calls, key, BoundCall(tally_of("matmul_reduce_scatter", engine), run))
     return run(x, weight, bias, addend)
 
 

@@ -1,7 +1,8 @@
-// Python's view of a group's CUDA workspace. Addresses and streams are integers.
+// Python's view of a group's CUDA workspace. Its memory comes as integers, operands as tensors.
 #include <pybind11/stl.h>
 
 #include "bindings_workspace.h"
+#include "tensors.h"
 #include "workspace.h"
 
 namespace flux_inductor::cuda {
@@ -23,7 +24,35 @@ std::vector<T*> pointers(Addresses const& addresses) {
   return result;
 }
 
-Address number(py::args const& arguments, size_t i) { return arguments[i].cast<Address>(); }
+py::handle item(py::list const& list, size_t i) { return PyList_GET_ITEM(list.ptr(), i); }
+
+template <class T>
+T* data_of(py::handle tensor) {
+  return pointer<T>(address_of(tensor));
+}
+
+CUstream_st* stream_of(py::handle tensor) {
+  return static_cast<CUstream_st*>(current_stream(view_of(tensor)));
+}
+
+GatherOperands operands(GatherCall const& call, py::handle x, py::list const& weights,
+                        py::list const& biases, py::list const& results) {
+  size_t count = call.launches.size();
+  bool keeps = results.size() == count + 1;
+  if (weights.size() != count || (biases.size() != 0 && biases.size() != count) ||
+      (results.size() != count && !keeps)) {
+    throw std::invalid_argument("lists of another length than the call was made for");
+  }
+  GatherOperands all{data_of<void const>(x), nullptr, {}};
+  if (keeps) all.kept = data_of<void>(item(results, count));
+  all.launches.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    void const* bias = biases.size() == 0 ? nullptr : data_of<void const>(item(biases, i));
+    all.launches.push_back(
+        {data_of<void const>(item(weights, i)), bias, data_of<void>(item(results, i))});
+  }
+  return all;
+}
 
 Workspace::Memory memory(int world, int rank, int device, Addresses const& slots,
                          int64_t slot_bytes, Addresses const& signals, int signals_per_set,
@@ -73,28 +102,25 @@ void bind_workspace(py::module_& m) {
            py::arg("slot_bytes"), py::arg("signals"), py::arg("signals_per_set"),
            py::arg("own_words"), py::arg("counters"), py::arg("errors"), py::arg("wait_limit_ns"))
       .def_property_readonly("captured", &Workspace::captured)
-      // Numbers alone, since lists would cost more than the call: then for each launch its weight,
-      // bias and product.
+      // Operands are dense and aligned; the results are the products, then the gathered tensor if
+      // it is kept.
       .def("all_gather_matmul",
-           [](Workspace& workspace, GatherCall const& call, Address stream, Address shard,
-              Address kept, py::args const& launches) {
-             GatherOperands operands{pointer<void const>(shard), pointer<void>(kept), {}};
-             for (size_t i = 0; i + 2 < launches.size(); i += 3) {
-               operands.launches.push_back({pointer<void const>(number(launches, i)),
-                                            pointer<void const>(number(launches, i + 1)),
-                                            pointer<void>(number(launches, i + 2))});
-             }
+           [](Workspace& workspace, GatherCall const& call, py::handle x, py::list const& weights,
+              py::list const& biases, py::list const& results) {
+             GatherOperands all = operands(call, x, weights, biases, results);
+             CUstream_st* stream = stream_of(x);
              py::gil_scoped_release release;
-             return workspace.run(call, operands, pointer<CUstream_st>(stream));
+             return workspace.run(call, all, stream);
            })
       .def("matmul_reduce_scatter",
-           [](Workspace& workspace, ScatterCall const& call, Address stream, Address x,
-              Address weight, Address bias, Address addend, Address partials, Address result) {
-             ScatterOperands operands{pointer<void const>(x),    pointer<void const>(weight),
-                                      pointer<void const>(bias), pointer<void const>(addend),
-                                      pointer<void>(partials),   pointer<void>(result)};
+           [](Workspace& workspace, ScatterCall const& call, py::handle x, py::handle weight,
+              py::handle bias, py::handle addend, py::handle partials, py::handle result) {
+             ScatterOperands all{data_of<void const>(x),    data_of<void const>(weight),
+                                 data_of<void const>(bias), data_of<void const>(addend),
+                                 data_of<void>(partials),   data_of<void>(result)};
+             CUstream_st* stream = stream_of(x);
              py::gil_scoped_release release;
-             return workspace.run(call, operands, pointer<CUstream_st>(stream));
+             return workspace.run(call, all, stream);
            });
   m.def("symmetric_signals", &SymmetricSignals::count);
   m.def("own_words", &OwnWords::count);

@@ -10,11 +10,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from flux_inductor import _core
 from flux_inductor.planning.plan import Plan
-from flux_inductor.planning.problem import Kind
 
 GatherRun: TypeAlias = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor | None]], list[Tensor]]
 ScatterRun: TypeAlias = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -23,16 +24,29 @@ Run = TypeVar("Run")
 REMEMBERED = 1024  # calls of one op and group; dynamic shapes bring many
 
 
-@dataclass(frozen=True)
+# What bound calls depend on: of each operand (a tensor, a list of tensors, or None) the shape, strides, dtype
+# and device, and whether its address is aligned. As bytes, since hashing them costs next to nothing.
+describe = _core.describe
+_core.use_exchange_table(torch.Tensor.__dlpack_c_exchange_api__)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often an engine ran an op."""
+
+    runs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BoundCall(Generic[Run]):
     """A call that lacks its tensors.
 
     Args:
-        counted: the op and the engine's name, for the counters of executions.
-        run: takes tensors like those it was bound with: same shapes, strides, dtypes and devices.
+        tally: of the op and the engine.
+        run: takes tensors that `describe` finds like those it was bound with.
     """
 
-    counted: tuple[Kind, str]
+    tally: Tally
     run: Run
 
 
@@ -83,11 +97,6 @@ def remember(calls: dict[Hashable, BoundCall[Run]], key: Hashable, call: BoundCa
     calls[key] = call
 
 
-def signature(tensor: Tensor | None) -> Hashable:
-    """What bound calls depend on."""
-    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-
-
 class PreparesNothing:
     """For engines whose calls have no parts that could be made before."""
 
@@ -95,6 +104,7 @@ class PreparesNothing:
         self: Executes,
         x: Tensor,
         weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
         group: str,
         plan: Plan,
         gather_dim: int,

@@ -17,12 +17,21 @@ from torch import Tensor
 from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime.bound import GatherRun, ScatterRun
 from flux_inductor.runtime.cuda_group import CudaGroup
-from flux_inductor.runtime.cuda_operands import address_of, row_stride, weight_strides
+from flux_inductor.runtime.cuda_operands import (
+    in_place,
+    negated,
+    readable,
+    readable_term,
+    row_stride,
+    term_fits,
+    weight_strides,
+)
 from flux_inductor.runtime.cuda_prepare import Prepared, prepare_gather, prepare_scatter
 from flux_inductor.runtime.groups import state_of
+from flux_inductor.runtime.torch_private import current_cuda_device, empty_strided_cuda
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Result:
     """A contiguous tensor to be made at each call."""
 
@@ -37,16 +46,18 @@ class _Result:
         object.__setattr__(self, "strides", tuple(steps))
 
     def make(self) -> Tensor:
-        # A quarter cheaper than torch.empty and new_empty.
+        if current_cuda_device() == self.device.index:
+            return empty_strided_cuda(self.shape, self.strides, self.dtype)
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Gather:
     """all_gather_matmul, bound.
 
     Args:
         fits: whether the strides of x, and of each weight, are such that the kernels read them in place.
+        in_place: whether all operands are read in place.
         results: the products, then the gathered tensor if it is kept.
     """
 
@@ -54,30 +65,21 @@ class _Gather:
     prepared: Prepared
     x_fits: bool
     weights_fit: tuple[bool, ...]
+    in_place: bool
     results: tuple[_Result, ...]
-    keeps: bool
 
     def __call__(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-        state = self.state
-        state.check()
+        self.state.check()
         results = [result.make() for result in self.results]
-        copies: list[Tensor] = []
-        shard = address_of(x, self.x_fits, copies)
-        addresses: list[int] = []
-        for index, fits in enumerate(self.weights_fit):
-            bias = biases[index] if biases else None
-            # In lists of optional tensors alone, the dispatcher leaves a lazy negation to the op.
-            addresses += (
-                address_of(weights[index], fits, copies),
-                0 if bias is None else address_of(bias, bias.is_contiguous() and not bias.is_neg(), copies),
-                results[index].data_ptr(),
-            )
-        kept = results[-1].data_ptr() if self.keeps else 0
-        state.run(self.prepared, "all_gather_matmul", shard, kept, *addresses)
+        if not self.in_place or (biases and negated(biases)):
+            x = readable(x, self.x_fits)
+            weights = [readable(*pair) for pair in zip(weights, self.weights_fit, strict=True)]
+            biases = [readable_term(bias) for bias in biases]
+        self.state.run(self.prepared, "all_gather_matmul", x, weights, biases, results)
         return results
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Scatter:
     """matmul_reduce_scatter, bound.
 
@@ -91,29 +93,22 @@ class _Scatter:
     prepared: Prepared
     x_fits: bool
     weight_fits: bool
+    in_place: bool
     result: _Result
     partials: _Result | None
     factor: float
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None) -> Tensor:
-        state = self.state
-        state.check()
+        self.state.check()
         result = self.result.make()
-        copies: list[Tensor] = []
         # Free again for what this stream does next: the copies that read it are joined before.
         partials = None if self.partials is None else self.partials.make()
         if self.factor != 1.0:
             bias, addend = (None if term is None else term * self.factor for term in (bias, addend))
-        state.run(
-            self.prepared,
-            "matmul_reduce_scatter",
-            address_of(x, self.x_fits, copies),
-            address_of(weight, self.weight_fits, copies),
-            0 if bias is None else address_of(bias, bias.is_contiguous(), copies),
-            0 if addend is None else address_of(addend, addend.is_contiguous(), copies),
-            0 if partials is None else partials.data_ptr(),
-            result.data_ptr(),
-        )
+        if not self.in_place:
+            x, weight = readable(x, self.x_fits), readable(weight, self.weight_fits)
+            bias, addend = readable_term(bias), readable_term(addend)
+        self.state.run(self.prepared, "matmul_reduce_scatter", x, weight, bias, addend, partials, result)
         return result
 
 
@@ -147,6 +142,7 @@ class CudaEngine:
         self,
         x: Tensor,
         weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
         group: str,
         plan: Plan,
         gather_dim: int,
@@ -167,7 +163,10 @@ class CudaEngine:
         prepared = prepare_gather(
             state.world, state.rank, x.shape, x.dtype, sizes, plan, gather_dim, return_gathered
         )
-        return _Gather(state, prepared, x.is_contiguous(), fits, results, return_gathered)
+        x_fits = x.is_contiguous()
+        operands = (x, *weights, *biases)
+        placed = all(map(in_place, operands, (x_fits, *fits, *map(term_fits, biases))))
+        return _Gather(state, prepared, x_fits, fits, placed, results)
 
     def bind_scatter(
         self,
@@ -207,4 +206,6 @@ class CudaEngine:
             addend is not None,
         )
         partials = _Result((prepared.partials,), x.dtype, x.device) if prepared.partials else None
-        return _Scatter(state, prepared, x_fits, weight_fits, result, partials, factor)
+        fits = (x_fits, weight_fits, term_fits(bias), term_fits(addend))
+        placed = all(map(in_place, (x, weight, bias, addend), fits))
+        return _Scatter(state, prepared, x_fits, weight_fits, placed, result, partials, factor)

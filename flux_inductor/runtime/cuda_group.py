@@ -90,7 +90,7 @@ class CudaGroup:
                 f"torch.cuda.set_device({device.index}) before it, or move the tensors"
             )
 
-    def run(self, prepared: Prepared, op: str, *addresses: int) -> None:
+    def run(self, prepared: Prepared, op: str, *operands: object) -> None:
         """Puts a call on the current stream; `op` is the name of the workspace's method.
 
         Raises:
@@ -98,11 +98,10 @@ class CudaGroup:
             FusedOpError: ranks do not match, did not come, or have no memory; the group is dead.
             RuntimeError: CUDA refused a copy or a launch; the group is dead unless it was a capture.
         """
-        stream = torch_private.current_stream(self.device)
         with self.lock:
             call = getattr(self._begin(prepared), op)
             try:
-                done = call(prepared.call, stream, *addresses)
+                done = call(prepared.call, *operands)
             except Exception as error:
                 # This rank is a call behind now: its next one could write what a peer still reads (rule R6).
                 # Nothing of a capture has run yet.

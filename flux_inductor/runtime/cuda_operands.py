@@ -1,30 +1,42 @@
 """How the CUDA kernels read the tensors of a call: in place where they can, else from a copy.
 
-What strides decide is decided once, for a bound call; only addresses are looked at every time.
+Both are decided once, for a bound call, from strides and from whether addresses are aligned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from flux_inductor._core import ALIGNMENT
 from flux_inductor.planning.problem import Layout
 from flux_inductor.planning.tiles import GRANULE
 
-ALIGNMENT = 16  # bytes; what TMA asks of addresses
+
+def in_place(tensor: Tensor | None, fits: bool) -> bool:
+    """Whether the kernels read the tensor, whose strides fit them or not, where it lies."""
+    return tensor is None or (fits and not tensor.data_ptr() % ALIGNMENT)
 
 
-def address_of(tensor: Tensor, fits: bool, copies: list[Tensor]) -> int:
-    """The address of the tensor, if its strides fit the kernels and the address does; else that of a copy.
+def readable(tensor: Tensor, fits: bool) -> Tensor:
+    """The tensor if the kernels read it in place, else a copy: contiguous if its strides do not fit."""
+    return tensor if in_place(tensor, fits) else _copy(tensor, fits)
 
-    A copy has the same strides if they fit, and is contiguous if not. It is appended to `copies`, which must
-    live until the call is on its streams.
-    """
-    address = tensor.data_ptr()
-    if fits and not address % ALIGNMENT:
-        return address
-    copies.append(_copy(tensor, fits))
-    return copies[-1].data_ptr()
+
+def term_fits(term: Tensor | None) -> bool:
+    """Whether the kernels can read a bias or an addend."""
+    return term is None or (term.is_contiguous() and not term.is_neg())
+
+
+def readable_term(term: Tensor | None) -> Tensor | None:
+    return None if term is None else readable(term, term_fits(term))
+
+
+def negated(terms: Sequence[Tensor | None]) -> bool:
+    """Whether any is negated lazily: of such lists alone, the dispatcher leaves that to the op."""
+    return any(term is not None and term.is_neg() for term in terms)
 
 
 def _copy(tensor: Tensor, fits: bool) -> Tensor:

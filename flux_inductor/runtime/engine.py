@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol, cast
@@ -15,7 +14,7 @@ from flux_inductor.planning.plan import Plan, check_plan
 from flux_inductor.planning.problem import Kind
 from flux_inductor.planning.strategy import add_engine
 from flux_inductor.planning.topology import Device
-from flux_inductor.runtime.bound import GatherRun, ScatterRun
+from flux_inductor.runtime.bound import GatherRun, ScatterRun, Tally
 from flux_inductor.runtime.groups import group_size, process_group
 from flux_inductor.runtime.reference import ReferenceEngine
 from flux_inductor.runtime.torch_private import is_fake
@@ -34,6 +33,7 @@ class Engine(Protocol):
         self,
         x: Tensor,
         weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
         group: str,
         plan: Plan,
         gather_dim: int,
@@ -54,7 +54,7 @@ class Engine(Protocol):
     ) -> ScatterRun: ...
 
 
-_executions: Counter[tuple[str, str]] = Counter()
+_tallies: dict[tuple[str, str], Tally] = {}
 # os.environ.get() raises and catches an exception for a variable that is not set, which costs 0.5 us.
 _environment: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
 _variable = ENGINE_VARIABLE.encode()
@@ -65,9 +65,9 @@ def engine_choice() -> bytes | None:
     return _environment.get(_variable)
 
 
-def count(ran: tuple[str, str]) -> None:
-    """Counts a call of (op, engine name) that needs no choice of an engine any more."""
-    _executions[ran] += 1
+def tally_of(op: Kind, engine: Engine) -> Tally:
+    """For calls that need no choice of an engine any more: they count themselves."""
+    return _tallies.setdefault((op, engine.name), Tally())
 
 
 _UNFUSED = ReferenceEngine("unfused")
@@ -97,7 +97,7 @@ def engine_for(op: Kind, device_type: str, group: str, plan: Plan) -> Engine:
     else:
         engine = _fused_engine(device_type)
         check_plan(plan, op, cast(Device, device_type))
-    _executions[op, engine.name] += 1
+    tally_of(op, engine).runs += 1
     return engine
 
 
@@ -126,8 +126,9 @@ def _fused_engine(device_type: str) -> Engine:
 
 def executions() -> dict[tuple[str, str], int]:
     """How often each (op, engine name) ran in this process since the start or the last reset."""
-    return dict(_executions)
+    return {ran: tally.runs for ran, tally in _tallies.items() if tally.runs}
 
 
 def reset_executions() -> None:
-    _executions.clear()
+    for tally in _tallies.values():
+        tally.runs = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -77,6 +78,9 @@ def symmetric_addresses(tensor: torch.Tensor, group: str) -> list[int]:
     return [address + offset for address in handle.buffer_ptrs]
 
 
-def current_stream(device: torch.device) -> int:
-    """The address of the device's current stream."""
-    return torch._C._cuda_getCurrentRawStream(device.index)
+# The index of the current CUDA device, and a tensor there of some sizes, strides and dtype. Compiled code
+# allocates in this way; the dispatcher would double the cost.
+current_cuda_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+empty_strided_cuda: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] = (
+    torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from flux_inductor.planning.problem import Layout
-from flux_inductor.runtime import cuda, engine, torch_private
+from flux_inductor.runtime import cuda, engine
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_memory import Need
 from flux_inductor.runtime.cuda_prepare import Prepared
@@ -28,6 +28,10 @@ from flux_inductor.runtime.errors import FusedOpError, PeerTimeoutError
 
 WORLD = 2
 ALIGNMENT = 16
+
+
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def memory(address: int, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
@@ -53,24 +57,28 @@ class StubWorkspace:
     def __init__(self) -> None:
         self.calls = 0
 
-    def all_gather_matmul(self, call: Any, stream: int, shard: int, kept: int, *launches: int) -> bool:
+    def all_gather_matmul(
+        self, call: Any, x: Tensor, weights: list[Tensor], biases: list[Tensor | None], results: list[Tensor]
+    ) -> bool:
         self.calls += 1
-        shape, weights, dim = call
-        whole = torch.cat([contiguous(shard, *shape)] * WORLD, dim)
-        if kept:
-            contiguous(kept, *whole.shape).copy_(whole)
-        assert len(launches) == 3 * len(weights)
-        for index, (columns, layout, leading) in enumerate(weights):
-            where, bias, product = launches[3 * index : 3 * index + 3]
+        shape, sizes, dim = call
+        whole = torch.cat([contiguous(address(x), *shape)] * WORLD, dim)
+        assert len(weights) == len(sizes)
+        assert len(biases) in (0, len(sizes))
+        assert len(results) - len(sizes) in (0, 1)
+        for kept in results[len(sizes) :]:
+            contiguous(address(kept), *whole.shape).copy_(whole)
+        for index, (columns, layout, leading) in enumerate(sizes):
+            where, product = address(weights[index]), address(results[index])
+            bias = address(biases[index]) if biases else 0
             value = whole @ weight(where, shape[-1], columns, layout, leading)
             value = value + contiguous(bias, columns) if bias else value
             contiguous(product, *value.shape).copy_(value)
         return True
 
-    def matmul_reduce_scatter(
-        self, call: Any, stream: int, x: int, w: int, bias: int, addend: int, partials: int, result: int
-    ) -> bool:
+    def matmul_reduce_scatter(self, call: Any, *operands: Tensor | None) -> bool:
         self.calls += 1
+        x, w, bias, addend, partials, result = map(address, operands)
         shape, row_stride, (columns, layout, leading), dim, scale = call
         rows = memory(x, (math.prod(shape[:-1]), shape[-1]), (row_stride, 1))
         value = scale * (rows @ weight(w, shape[-1], columns, layout, leading))
@@ -142,7 +150,6 @@ def stubbed(patch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setattr(cuda, "CudaGroup", StubGroup)
         patch.setattr(cuda, "prepare_gather", _prepare_gather)
         patch.setattr(cuda, "prepare_scatter", _prepare_scatter)
-        patch.setattr(torch_private, "current_stream", lambda device: 0)
         yield
     finally:
         dist.destroy_process_group()

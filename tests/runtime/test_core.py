@@ -6,6 +6,7 @@ import fcntl
 import os
 import resource
 import stat
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,41 @@ from torch import Tensor
 from flux_inductor import _core
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@st.composite
+def operands(draw: st.DrawFn) -> Tensor | None:
+    """Few enough that two are often alike."""
+    if draw(st.booleans()):
+        return None
+    shape = draw(st.lists(st.integers(1, 2), max_size=3))
+    base = torch.empty(64, dtype=draw(st.sampled_from([torch.float32, torch.int32, torch.float16])))
+    strides = [draw(st.sampled_from([1, 4])) for _ in shape]
+    return base.as_strided(shape, strides, draw(st.sampled_from([0, 1, 16])))
+
+
+def properties(operand: Tensor | list[Tensor | None] | None) -> object:
+    if isinstance(operand, list):
+        return [properties(each) for each in operand]
+    if operand is None:
+        return None
+    aligned = operand.data_ptr() % _core.ALIGNMENT == 0
+    return tuple(operand.shape), operand.stride(), operand.dtype, aligned
+
+
+several = st.lists(st.one_of(operands(), st.lists(operands(), max_size=2)), max_size=3)
+
+
+@given(several, several)
+def test_descriptions_are_alike_for_like_operands_alone(left: list[Any], right: list[Any]) -> None:
+    assert _core.describe(*left) == _core.describe(*left)
+    assert (_core.describe(*left) == _core.describe(*right)) == (properties(left) == properties(right))
+
+
+def test_operands_that_cannot_be_described() -> None:
+    for operand in (torch.eye(2).to_sparse(), [torch.empty(2, device="meta")], 3):
+        with pytest.raises(ValueError, match=r"cannot use this operand \(.+\); pass dense tensors"):
+            _core.describe(operand)  # type: ignore[arg-type]
 
 
 @given(seen=st.integers(0, 2**32 - 1), ahead=st.integers(-(2**31), 2**31 - 1))

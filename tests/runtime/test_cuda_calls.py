@@ -89,6 +89,32 @@ def test_lazy_negations() -> None:
     torch.testing.assert_close(scatter(x, weight, bias, addend), expected)
 
 
+def test_lazy_negations_and_addresses_of_calls_seen_before() -> None:
+    x, weight, bias = torch.randn(4, 16), torch.randn(16, 8), torch.randn(8)
+    gather(x, [weight], [bias])
+    torch.testing.assert_close(
+        gather(x, [weight], [torch._neg_view(bias)])[0], torch.cat([x @ weight - bias] * WORLD)
+    )
+    for place in range(3):
+        off = [torch.empty(each.numel() + 1)[1:].view(each.shape).copy_(each) for each in (x, weight, bias)]
+        a, b, c = (off[i] if i == place else each for i, each in enumerate((x, weight, bias)))
+        product = torch.cat([x @ weight + bias] * WORLD)
+        torch.testing.assert_close(gather(a, [b], [c])[0], product)
+        torch.testing.assert_close(scatter(a, b, c), (0.5 * (x @ weight) + bias)[:2] * WORLD)
+
+
+def test_results_are_on_the_device_of_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the current one is."""
+    made: list[str] = []
+    monkeypatch.setattr(cuda, "empty_strided_cuda", lambda *arguments: made.append("there"))
+    monkeypatch.setattr(torch, "empty_strided", lambda *sizes, dtype, device: made.append(str(device)))
+    result = cuda._Result((2, 3), torch.float16, torch.device("cuda", 1))
+    for current in (1, 0):
+        monkeypatch.setattr(cuda, "current_cuda_device", lambda: current)  # noqa: B023
+        result.make()
+    assert made == ["there", "cuda:1"]
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_strides_of_rows(data: st.DataObject) -> None:
@@ -299,9 +325,9 @@ def test_the_gathered_tensor_is_kept_for_gradients_alone(
     workspace, kept = state_of(GROUP, StubGroup).workspace, []
     run = workspace.all_gather_matmul
 
-    def look(call: Any, stream: int, shard: int, where: int, *launches: int) -> bool:
-        kept.append(where != 0)
-        return run(call, stream, shard, where, *launches)
+    def look(call: Any, x: Tensor, weights: list[Tensor], biases: list[Any], results: list[Tensor]) -> bool:
+        kept.append(len(results) == 2)
+        return run(call, x, weights, biases, results)
 
     monkeypatch.setattr(workspace, "all_gather_matmul", look)
     with torch.set_grad_enabled(grads):

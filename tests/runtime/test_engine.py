@@ -50,7 +50,9 @@ def traces(rank: int, world: int) -> None:
     cpu_group.INLINE_BYTES = 0  # the transfer thread's events are seen from the caller's side
     for direction in ("push", "pull"):
         plan = Plan("mesh", direction, 2)  # type: ignore[arg-type]
-        run = engine_for("all_gather_matmul", "cpu", "0", plan).bind_gather(x, [weight], "0", plan, 0, False)
+        run = engine_for("all_gather_matmul", "cpu", "0", plan).bind_gather(
+            x, [weight], [], "0", plan, 0, False
+        )
         with trace.record_trace() as events:
             run(x, [weight], [])
         with (
