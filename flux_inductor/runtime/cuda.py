@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,25 +32,14 @@ from flux_inductor.runtime.cuda_prepare import Prepared, prepare_gather, prepare
 from flux_inductor.runtime.groups import state_of
 from flux_inductor.runtime.torch_private import current_cuda_device, empty_strided_cuda
 
+Make: TypeAlias = Callable[[], Tensor]
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """A contiguous tensor to be made at each call."""
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    strides: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        sizes = [max(size, 1) for size in self.shape]  # as torch.empty has it, also without elements
-        steps = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
-        object.__setattr__(self, "strides", tuple(steps))
-
-    def make(self) -> Tensor:
-        if current_cuda_device() == self.device.index:
-            return empty_strided_cuda(self.shape, self.strides, self.dtype)
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+def _maker(shape: Sequence[int], dtype: torch.dtype) -> Make:
+    """What makes a contiguous tensor on the current device, at each call."""
+    sizes = [max(size, 1) for size in shape]  # as torch.empty has it, also without elements
+    strides = tuple(math.prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
+    return partial(empty_strided_cuda, tuple(shape), strides, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +49,7 @@ class _Gather:
     Args:
         fits: whether the strides of x, and of each weight, are such that the kernels read them in place.
         in_place: whether all operands are read in place.
-        results: the products, then the gathered tensor if it is kept.
+        results: makes the products, then the gathered tensor if it is kept.
     """
 
     state: CudaGroup
@@ -66,16 +57,20 @@ class _Gather:
     x_fits: bool
     weights_fit: tuple[bool, ...]
     in_place: bool
-    results: tuple[_Result, ...]
+    results: tuple[Make, ...]
 
     def __call__(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-        self.state.check()
-        results = [result.make() for result in self.results]
+        state = self.state
+        state.check()
+        if current_cuda_device() != state.device_index:
+            with torch.cuda.device(state.device):
+                return self(x, weights, biases)
+        results = [make() for make in self.results]
         if not self.in_place or (biases and negated(biases)):
             x = readable(x, self.x_fits)
             weights = [readable(*pair) for pair in zip(weights, self.weights_fit, strict=True)]
             biases = [readable_term(bias) for bias in biases]
-        self.state.run(self.prepared, "all_gather_matmul", x, weights, biases, results)
+        state.run(self.prepared, "all_gather_matmul", x, weights, biases, results)
         return results
 
 
@@ -84,7 +79,7 @@ class _Scatter:
     """matmul_reduce_scatter, bound.
 
     Args:
-        partials: of the peers' parts on their way out, if the copy engine moves them.
+        partials: makes room for the peers' parts on their way out, if the copy engine moves them.
         factor: of bias and addend, in a mean; the product's is in the kernel's scale. So no sum is larger
             than the mean, which fp16 may hold where it cannot hold the sum.
     """
@@ -94,21 +89,25 @@ class _Scatter:
     x_fits: bool
     weight_fits: bool
     in_place: bool
-    result: _Result
-    partials: _Result | None
+    result: Make
+    partials: Make | None
     factor: float
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None) -> Tensor:
-        self.state.check()
-        result = self.result.make()
+        state = self.state
+        state.check()
+        if current_cuda_device() != state.device_index:
+            with torch.cuda.device(state.device):
+                return self(x, weight, bias, addend)
+        result = self.result()
         # Free again for what this stream does next: the copies that read it are joined before.
-        partials = None if self.partials is None else self.partials.make()
+        partials = None if self.partials is None else self.partials()
         if self.factor != 1.0:
             bias, addend = (None if term is None else term * self.factor for term in (bias, addend))
         if not self.in_place:
             x, weight = readable(x, self.x_fits), readable(weight, self.weight_fits)
             bias, addend = readable_term(bias), readable_term(addend)
-        self.state.run(self.prepared, "matmul_reduce_scatter", x, weight, bias, addend, partials, result)
+        state.run(self.prepared, "matmul_reduce_scatter", x, weight, bias, addend, partials, result)
         return result
 
 
@@ -153,11 +152,10 @@ class CudaEngine:
         _check_reserve(plan, x.device)
         whole = (*x.shape[:gather_dim], x.shape[gather_dim] * state.world, *x.shape[gather_dim + 1 :])
         shapes = [(*whole[:-1], weight.shape[1]) for weight in weights]
-        results = tuple(
-            _Result(shape, x.dtype, x.device) for shape in [*shapes, *([whole] if return_gathered else [])]
-        )
+        if return_gathered:
+            shapes.append(whole)
         if 0 in x.shape[:-1]:  # no rows, on all ranks alike: nothing to send
-            return lambda x, weights, biases: [result.make() for result in results]
+            return lambda x, weights, biases: [x.new_empty(shape) for shape in shapes]
         fits, layouts, leading = zip(*map(weight_strides, weights), strict=True)
         sizes = tuple(zip((weight.shape[1] for weight in weights), layouts, leading, strict=True))
         prepared = prepare_gather(
@@ -166,7 +164,9 @@ class CudaEngine:
         x_fits = x.is_contiguous()
         operands = (x, *weights, *biases)
         placed = all(map(in_place, operands, (x_fits, *fits, *map(term_fits, biases))))
-        return _Gather(state, prepared, x_fits, fits, placed, results)
+        return _Gather(
+            state, prepared, x_fits, fits, placed, tuple(_maker(shape, x.dtype) for shape in shapes)
+        )
 
     def bind_scatter(
         self,
@@ -186,9 +186,8 @@ class CudaEngine:
         _check_launches(plan)
         shape = [*x.shape[:-1], weight.shape[1]]
         shape[scatter_dim] //= state.world
-        result = _Result(tuple(shape), x.dtype, x.device)
         if 0 in shape:  # on all ranks alike
-            return lambda x, weight, bias, addend: result.make()
+            return lambda x, weight, bias, addend: x.new_empty(shape)
         factor = 1 / state.world if reduce_op == "avg" else 1.0
         x_fits, stride = row_stride(x)
         weight_fits, layout, leading = weight_strides(weight)
@@ -205,7 +204,8 @@ class CudaEngine:
             scale * factor,
             addend is not None,
         )
-        partials = _Result((prepared.partials,), x.dtype, x.device) if prepared.partials else None
+        result = _maker(shape, x.dtype)
+        partials = _maker([prepared.partials], x.dtype) if prepared.partials else None
         fits = (x_fits, weight_fits, term_fits(bias), term_fits(addend))
         placed = all(map(in_place, (x, weight, bias, addend), fits))
         return _Scatter(state, prepared, x_fits, weight_fits, placed, result, partials, factor)

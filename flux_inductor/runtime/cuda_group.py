@@ -12,8 +12,8 @@ import ctypes
 import json
 import threading
 import time
-import zlib
-from typing import Any, NoReturn
+from typing import NoReturn
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,7 @@ class CudaGroup:
         self.world = group.size()
         self.limit_s = torch_private.timeout(group, "cuda").total_seconds()
         self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device_index = self.device.index
         self.lock = threading.Lock()
         self._store = torch_private.store(group)
         self._prefix = ""
@@ -99,9 +100,15 @@ class CudaGroup:
             RuntimeError: CUDA refused a copy or a launch; the group is dead unless it was a capture.
         """
         with self.lock:
-            call = getattr(self._begin(prepared), op)
+            if self._dead:
+                raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
+            if prepared.descriptor not in self._agreed:
+                self._agree(prepared)
+            assert self._memory is not None
+            self._digest = crc32(prepared.token, self._digest)
+            self._calls += 1
             try:
-                done = call(prepared.call, *operands)
+                done = getattr(self._memory.workspace, op)(prepared.call, *operands)
             except Exception as error:
                 # This rank is a call behind now: its next one could write what a peer still reads (rule R6).
                 # Nothing of a capture has run yet.
@@ -110,17 +117,6 @@ class CudaGroup:
                 raise
         if not done:
             self.check()
-
-    def _begin(self, prepared: Prepared) -> Any:
-        """The workspace in which a call may now be put on its streams. The caller holds `lock`."""
-        if self._dead:
-            raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
-        if prepared.descriptor not in self._agreed:
-            self._agree(prepared)
-        self._digest = zlib.crc32(prepared.token, self._digest)
-        self._calls += 1
-        assert self._memory is not None
-        return self._memory.workspace
 
     def _agree(self, prepared: Prepared) -> None:
         """Agrees with all ranks on a call that none like it ran before, and makes room for it."""

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
@@ -61,10 +61,10 @@ class GroupState(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Kept:
     group: weakref.ref[dist.ProcessGroup]
-    state: GroupState
+    state: Any  # of the kind that it is kept under
 
 
 State = TypeVar("State", bound=GroupState)
@@ -88,8 +88,8 @@ def state_of(name: str, kind: type[State]) -> State:
             kept = _kept.get((kind, name))
             if kept is None or kept.group() is not group:
                 kept = _replace(kept, name, kind, group)
-    assert isinstance(kept.state, kind)
-    return kept.state
+    state: State = kept.state
+    return state
 
 
 def _replace(old: _Kept | None, name: str, kind: type[GroupState], group: dist.ProcessGroup) -> _Kept:

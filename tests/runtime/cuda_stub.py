@@ -30,6 +30,10 @@ WORLD = 2
 ALIGNMENT = 16
 
 
+def empty_strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
 def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
@@ -99,7 +103,7 @@ class StubGroup(CudaGroup):
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
         StubGroup.made += 1
         self.name, self.rank, self.world = name, group.rank(), group.size()
-        self.device = torch.device("cpu")
+        self.device, self.device_index = torch.device("cpu"), 0
         self.lock = threading.Lock()
         self.workspace = StubWorkspace()
         self._errors = torch.zeros(24, dtype=torch.uint8)
@@ -148,6 +152,8 @@ def stubbed(patch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setattr(engine, "is_fake", lambda group: False)
         patch.setattr(engine, "_fused_engine", lambda device: cuda.CudaEngine())
         patch.setattr(cuda, "CudaGroup", StubGroup)
+        patch.setattr(cuda, "current_cuda_device", lambda: 0)
+        patch.setattr(cuda, "empty_strided_cuda", empty_strided)
         patch.setattr(cuda, "prepare_gather", _prepare_gather)
         patch.setattr(cuda, "prepare_scatter", _prepare_scatter)
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from flux_inductor.runtime.cuda_operands import row_stride, weight_strides
 from flux_inductor.runtime.detect import topology_of
 from flux_inductor.runtime.errors import DeadGroupError, FusedOpError, PeerTimeoutError
 from flux_inductor.runtime.groups import state_of
+from tests.runtime import cuda_stub
 from tests.runtime.cuda_stub import WORLD, StubGroup, make_group, stubbed
 
 fused = torch.ops.flux_inductor
@@ -105,14 +107,28 @@ def test_lazy_negations_and_addresses_of_calls_seen_before() -> None:
 
 def test_results_are_on_the_device_of_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the current one is."""
-    made: list[str] = []
-    monkeypatch.setattr(cuda, "empty_strided_cuda", lambda *arguments: made.append("there"))
-    monkeypatch.setattr(torch, "empty_strided", lambda *sizes, dtype, device: made.append(str(device)))
-    result = cuda._Result((2, 3), torch.float16, torch.device("cuda", 1))
-    for current in (1, 0):
-        monkeypatch.setattr(cuda, "current_cuda_device", lambda: current)  # noqa: B023
-        result.make()
-    assert made == ["there", "cuda:1"]
+    x, weight = torch.randn(4, 16), torch.randn(16, 8)
+    gather(x, [weight], [])
+    scatter(x, weight)
+    current, made = [1], []
+
+    @contextmanager
+    def device(there: torch.device) -> Iterator[None]:
+        assert there == state_of(GROUP, StubGroup).device
+        current.append(0)
+        yield
+        current.pop()
+
+    def make(*arguments: Any) -> Tensor:
+        made.append(current[-1])
+        return cuda_stub.empty_strided(*arguments)
+
+    monkeypatch.setattr(cuda, "current_cuda_device", lambda: current[-1])
+    monkeypatch.setattr(cuda, "empty_strided_cuda", make)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    torch.testing.assert_close(gather(x, [weight, weight], []), [torch.cat([x] * WORLD) @ weight] * 2)
+    torch.testing.assert_close(scatter(x[:2], weight), 0.5 * (x[:1] @ weight) * WORLD)
+    assert (current, made) == ([1], [0] * 4)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -236,7 +252,7 @@ def test_after_a_failed_wait_nothing_touches_the_device(monkeypatch: pytest.Monk
     gather(x, [weight], [])
     scatter(x, weight)
     state_of(GROUP, StubGroup).trap()
-    monkeypatch.setattr(cuda._Result, "make", lambda result: pytest.fail("memory was asked for"))
+    monkeypatch.setattr(cuda, "current_cuda_device", lambda: pytest.fail("CUDA was asked for a device"))
     with pytest.raises(PeerTimeoutError, match="waited for a chunk"):
         gather(x, [weight], [])
     with pytest.raises(DeadGroupError, match="waited for a chunk"):
