@@ -1,5 +1,6 @@
 // The Python module flux_inductor._core. It links neither libtorch nor, at run time, a CUDA
-// library: tensors come as addresses, and importing it works on a machine without a GPU.
+// library: tensors come as addresses or through DLPack (tensors.h), and importing it works on a
+// machine without a GPU.
 #include "bindings.h"
 
 #include <system_error>

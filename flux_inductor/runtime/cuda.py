@@ -1,7 +1,7 @@
 """The CUDA engine: kernels on the caller's stream, copies on a stream beside it, one call into C++ for both.
 
 What happens on the streams: csrc/cuda/workspace.cpp. What ranks do together on the host: cuda_group.py.
-A call is bound once to all that depends on its shapes; then it allocates results and passes on addresses.
+A call is bound once to all that depends on its shapes; then it allocates results and passes on tensors.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class _Gather:
 
     Args:
         fits: whether the strides of x, and of each weight, are such that the kernels read them in place.
-        in_place: whether all operands are read in place.
+        in_place: whether all operands are read in place, as far as strides and addresses tell.
+        biased: whether there are any biases.
         results: makes the products, then the gathered tensor if it is kept.
     """
 
@@ -57,6 +58,7 @@ class _Gather:
     x_fits: bool
     weights_fit: tuple[bool, ...]
     in_place: bool
+    biased: bool
     results: tuple[Make, ...]
 
     def __call__(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
@@ -66,7 +68,7 @@ class _Gather:
             with torch.cuda.device(state.device):
                 return self(x, weights, biases)
         results = [make() for make in self.results]
-        if not self.in_place or (biases and negated(biases)):
+        if not self.in_place or (self.biased and negated(biases)):
             x = readable(x, self.x_fits)
             weights = [readable(*pair) for pair in zip(weights, self.weights_fit, strict=True)]
             biases = [readable_term(bias) for bias in biases]
@@ -164,9 +166,9 @@ class CudaEngine:
         x_fits = x.is_contiguous()
         operands = (x, *weights, *biases)
         placed = all(map(in_place, operands, (x_fits, *fits, *map(term_fits, biases))))
-        return _Gather(
-            state, prepared, x_fits, fits, placed, tuple(_maker(shape, x.dtype) for shape in shapes)
-        )
+        biased = any(bias is not None for bias in biases)
+        results = tuple(_maker(shape, x.dtype) for shape in shapes)
+        return _Gather(state, prepared, x_fits, fits, placed, biased, results)
 
     def bind_scatter(
         self,
