@@ -129,10 +129,4 @@ void push_partials(MatmulReduceScatter const& p, Tile const& tile, PartialsPush 
   }
 }
 
-Epoch const* last_signal(MatmulReduceScatter const& p, Tile const& tile, PartialsPush const& push) {
-  int last_part = (p.rank + p.world - 1) % p.world;  // of scatter_chunks()
-  int chunks = scatter_chunks_per_part(p, tile);
-  return push.arrived[last_part] + (p.rank + 1) * chunks - 1;
-}
-
 }  // namespace flux_inductor::cuda

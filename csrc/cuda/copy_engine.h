@@ -32,7 +32,5 @@ struct PartialsPush {
 };
 void push_partials(MatmulReduceScatter const& problem, Tile const& tile, PartialsPush const& push,
                    cudaStream_t stream);
-Epoch const* last_signal(MatmulReduceScatter const& problem, Tile const& tile,
-                         PartialsPush const& push);
 
 }  // namespace flux_inductor::cuda

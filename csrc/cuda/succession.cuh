@@ -6,8 +6,7 @@
 
 namespace flux_inductor::cuda {
 
-// By the load warp of every block's epilogue, when all that it does for others is done (rule R1):
-// it may wait here for the own copies, and those of a reduce_scatter wait for tiles.
+// By the load warp of every block's epilogue, when it has done all else.
 __device__ __forceinline__ void prepare_next_call(Succession const& succession, Epoch const* epoch,
                                                   WaitLimit const& limit, int rank) {
   if (succession.next_epoch == nullptr || (blockIdx.x | blockIdx.y | blockIdx.z) != 0) return;

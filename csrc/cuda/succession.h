@@ -7,9 +7,10 @@
 // is the plain way, costs the caller's stream 2 to 5 us: the kernel itself, and the gap before the
 // next one, which a fork of the copy stream in between makes longer.
 //
-// The kernel also waits until the call's own copies have left, in the place of an event behind them
-// that the caller's stream would wait for: 1 to 2 us where calls follow one another. So when the
-// kernel has ended, the call has (rule R8).
+// The kernel of an all_gather also waits until the call's own copies have left, in the place of an
+// event behind them that the caller's stream would wait for: 1 to 2 us where calls follow one
+// another. So when the kernel has ended, the call has (rule R8). That of a reduce_scatter must not,
+// since its copies are queued behind it (workspace.cpp).
 #pragma once
 
 #include "epoch.h"
@@ -22,8 +23,8 @@ struct Succession {
   int next_count;
   uint32_t* replayed;  // whether the last call of the workspace belonged to a graph
   bool captured;       // this one does
-  // The last of the call's own copies: the signal that it writes, in a peer's memory. Null: the
-  // call has no copies.
+  // The last of the call's own copies: the signal that it writes, in a peer's memory. Null: nothing
+  // is to be waited for.
   Epoch const* last_copied;
 };
 

@@ -54,9 +54,8 @@ class Range {
   Range(Range const&) = delete;
 };
 
-// The copy stream beside the caller's. The kernel waits for the copies (succession.h), so that the
-// streams need not be joined, but for two cases: something is thrown in between, and the caller
-// frees what the copies read; and captures, which end with all that they forked joined.
+// The copy stream beside the caller's. It is joined also when something is thrown in between, since
+// the caller frees what the copies read.
 class Fork {
  public:
   Fork(cudaStream_t stream, cudaStream_t copies, cudaEvent_t forked, cudaEvent_t joined)
@@ -72,6 +71,7 @@ class Fork {
   }
   Fork(Fork const&) = delete;
 
+  // A kernel on the caller's stream waits for the copies (succession.h).
   void leave_to_kernel() { open_ = false; }
   void join() {
     open_ = false;
@@ -85,7 +85,21 @@ class Fork {
   bool open_ = true;
 };
 
-void end(Fork& fork, bool captured) { captured ? fork.join() : fork.leave_to_kernel(); }
+// A captured call that fails half-way leaves the words of the next one as they are. So that one
+// must begin as the first of a graph does. (After an eager call that failed the group is dead.)
+class Unfinished {
+ public:
+  Unfinished(bool captured, unsigned long long& capture)
+      : capture_(captured ? &capture : nullptr) {}
+  ~Unfinished() {
+    if (capture_ != nullptr) *capture_ = 0;
+  }
+  Unfinished(Unfinished const&) = delete;
+  void finish() { capture_ = nullptr; }
+
+ private:
+  unsigned long long* capture_;
+};
 
 // Position of a peer's part among the parts of all peers, as seen by `rank`.
 int peer_index(int peer, int rank, int world) { return (peer - rank - 1 + world) % world; }
@@ -96,10 +110,11 @@ Workspace::Workspace(Memory memory) : memory_(std::move(memory)) {
   DeviceGuard guard(memory_.device);
   int least = 0, greatest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
-  check_cuda(cudaStreamCreateWithPriority(&copies_, cudaStreamNonBlocking, greatest),
-             "copy stream");
-  for (cudaEvent_t* event : {&forked_, &joined_, &ended_}) {
-    check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event");
+  for (Sequence* each : {&eager_, &captured_}) {
+    check_cuda(cudaStreamCreateWithPriority(&each->copies, cudaStreamNonBlocking, greatest),
+               "copy stream");
+    for (cudaEvent_t* event : {&each->forked, &each->joined, &each->ended})
+      check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event");
   }
   check_cuda(
       cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, memory_.device),
@@ -108,11 +123,15 @@ Workspace::Workspace(Memory memory) : memory_(std::move(memory)) {
     check_cuda(cudaMemcpy(epoch(turn), &kFirstEpoch, sizeof(Epoch), cudaMemcpyHostToDevice),
                "the first epoch");
   }
+  // Such a copy may still be on its way, and torch's other streams do not wait for it.
+  check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "the first epoch");
 }
 
 Workspace::~Workspace() {
-  for (cudaEvent_t event : {forked_, joined_, ended_}) cudaEventDestroy(event);
-  cudaStreamDestroy(copies_);
+  for (Sequence const& each : {eager_, captured_}) {
+    for (cudaEvent_t event : {each.forked, each.joined, each.ended}) cudaEventDestroy(event);
+    cudaStreamDestroy(each.copies);
+  }
 }
 
 size_t GatherCall::keeper() const {
@@ -159,20 +178,30 @@ Succession Workspace::succession(Turn turn, Epoch const* last_copied) const {
 Workspace::Turn Workspace::begin(cudaStream_t stream, Op op) {
   unsigned long long capture = capture_of(stream);
   bool first_of_graph = capture != 0 && capture != captured_.capture;
-  if (first_of_graph) captured_ = {capture};
+  Turn mine{0, capture != 0};
   // Eager calls on one side and those of a capture on the other cannot wait for each other; the
   // order of a graph's launch and what is around it is whoever launches it to see to.
-  Sequence& sequence = capture != 0 ? captured_ : eager_;
-  if (sequence.any && sequence.last_stream != stream) {
-    check_cuda(cudaEventRecord(ended_, sequence.last_stream), "cudaEventRecord");
-    check_cuda(cudaStreamWaitEvent(stream, ended_, 0), "cudaStreamWaitEvent");
+  Sequence& sequence = this->sequence(mine);
+  if (first_of_graph) {
+    sequence.turn = 0;
+  } else if (sequence.any && sequence.last_stream != stream) {
+    if (capture == 0 && capture_of(sequence.last_stream) != 0) {
+      throw std::invalid_argument(
+          "the group's last eager call was on a stream that another thread now captures into a "
+          "CUDA "
+          "graph, so that this one cannot wait for it; call both on one stream, or not during the "
+          "capture");
+    }
+    check_cuda(cudaEventRecord(sequence.ended, sequence.last_stream), "cudaEventRecord");
+    check_cuda(cudaStreamWaitEvent(stream, sequence.ended, 0), "cudaStreamWaitEvent");
   }
-  Turn mine{sequence.turn, capture != 0};
+  mine.index = sequence.turn;
   sequence.turn ^= 1;
   sequence.last_stream = stream;
   sequence.any = true;
   // Once there is a graph, any eager call may be the first one after a replay.
   if (capture != 0 ? first_of_graph : captured_.any) enter(mine.index, first_of_graph, op, stream);
+  if (first_of_graph) sequence.capture = capture;
   return mine;
 }
 
@@ -182,7 +211,9 @@ bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cuda
   DeviceGuard guard(memory_.device);
   int rank = memory_.rank;
   Turn turn = begin(stream, Op::all_gather_matmul);
-  Fork fork(stream, copies_, forked_, joined_);
+  Unfinished call_in_graph(turn.captured, captured_.capture);
+  Sequence const& side = sequence(turn);
+  Fork fork(stream, side.copies, side.forked, side.joined);
   AllGatherMatmul common = call.launches.front().second;
   common.own_shard = operands.shard;
   common.epoch = epoch(turn.index);
@@ -191,7 +222,7 @@ bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cuda
     push.gathered[i] = slot(i, turn.index);
     push.signals[i] = signals(i, turn.index);
   }
-  push_shard(common, push, copies_);
+  push_shard(common, push, side.copies);
 
   size_t keeper = call.keeper();
   for (size_t i = 0; i < call.launches.size(); ++i) {
@@ -212,7 +243,12 @@ bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cuda
     problem.errors = memory_.errors;
     kernel->launch(problem, stream);
   }
-  end(fork, turn.captured);
+  if (turn.captured) {  // which must end with all that it forked joined
+    fork.join();
+  } else {
+    fork.leave_to_kernel();
+  }
+  call_in_graph.finish();
   return true;
 }
 
@@ -223,6 +259,7 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
   int world = memory_.world, rank = memory_.rank;
   MatmulReduceScatter problem = call.problem;
   Turn turn = begin(stream, Op::matmul_reduce_scatter);
+  Unfinished call_in_graph(turn.captured, captured_.capture);
 
   int64_t part_bytes = int64_t(problem.strips) * problem.rows * problem.n * kElementSize;
   PartialsPush push{};
@@ -250,21 +287,26 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
   problem.arrived = signals(rank, turn.index);
   problem.epoch = epoch(turn.index);
   problem.claims = words(turn.index, OwnWords::kClaims);
-  problem.succession =
-      succession(turn, call.store ? nullptr : last_signal(problem, call.kernel->tile, push));
+  problem.succession = succession(turn, nullptr);
   problem.multiprocessors = multiprocessors_ - call.reserve;
   problem.wait_limit_ns = memory_.wait_limit_ns;
   problem.errors = memory_.errors;
 
   if (call.store) {
     call.kernel->launch(problem, stream);
+    call_in_graph.finish();
     return true;
   }
-  Fork fork(stream, copies_, forked_, joined_);
-  // The kernel first: should a copy fail to be queued, nothing waits for ever.
+  Sequence const& side = sequence(turn);
+  Fork fork(stream, side.copies, side.forked, side.joined);
+  // The kernel first: should a copy fail to be queued, nothing waits for ever. Where all streams
+  // share one queue of the device (CUDA_DEVICE_MAX_CONNECTIONS=1), waits of the copies would even
+  // hold up the kernel that they are for. So the kernel cannot wait for the copies: another thread
+  // may keep this one from queueing them, in a call of CUDA's that waits for the kernel.
   call.kernel->launch(problem, stream);
-  push_partials(problem, call.kernel->tile, push, copies_);
-  end(fork, turn.captured);
+  push_partials(problem, call.kernel->tile, push, side.copies);
+  fork.join();
+  call_in_graph.finish();
   return true;
 }
 

@@ -123,18 +123,21 @@ class Workspace {
   }
   Epoch* epoch(int turn) const { return reinterpret_cast<Epoch*>(words(turn, OwnWords::kEpoch)); }
 
-  Memory memory_;
-  cudaStream_t copies_ = nullptr;
-  cudaEvent_t forked_ = nullptr, joined_ = nullptr, ended_ = nullptr;
-  int multiprocessors_ = 0;
   // Calls follow one another on the two slots in turn, serialised across streams: eager ones, and
-  // those of the last capture.
+  // those of the last capture. Each have a copy stream and events of their own, since a stream that
+  // is captured can do nothing else before the capture's end.
   struct Sequence {
     unsigned long long capture = 0;  // 0: eager
     bool any = false;
     int turn = 0;
     cudaStream_t last_stream = nullptr;
+    cudaStream_t copies = nullptr;
+    cudaEvent_t forked = nullptr, joined = nullptr, ended = nullptr;
   };
+  Sequence& sequence(Turn turn) { return turn.captured ? captured_ : eager_; }
+
+  Memory memory_;
+  int multiprocessors_ = 0;
   Sequence eager_, captured_;
 };
 

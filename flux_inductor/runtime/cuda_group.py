@@ -181,6 +181,10 @@ class CudaGroup:
         in_use = (memories, self._errors)  # waits look at the record: other data in it would end them
         self._memory = None
         self._kept.clear()
+        # A peer's kernel may still look whether its last signal has got here. The memory stays as long as the
+        # peer maps it, but torch would give it to others; so it is never given back. It is a page or two.
+        for memory in memories:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory.signals))
         if memories and not (healthy and not groups.ending() and _drained(self.device)):
             # A kernel may still use it, or the context is gone, and to free it would end the process badly:
             # one reference that nobody gives back lets it go with the process.

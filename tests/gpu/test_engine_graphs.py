@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -134,3 +136,51 @@ def _reduce_overhead(rank: int, world: int) -> None:
 
 def test_compiled_with_reduce_overhead() -> None:
     run_gpu_ranks(_reduce_overhead)
+
+
+def _in_a_thread(function: Callable[[], None]) -> None:
+    """Runs it on a stream of its own, in another thread; raises what it raises."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _beside_a_capture(rank: int, world: int) -> None:
+    group = nccl_group(world)
+    calls = [make(case, group) for case in CASES[:2]]
+    expected = [call() for call in calls]
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    eager: list[list[Tensor]] = []
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        captured = [call() for call in calls]
+        for call in calls:
+            _in_a_thread(lambda: eager.append(call()))  # noqa: B023
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    for results in (captured, eager):
+        for found, known in zip(results, expected, strict=True):
+            assert all(map(torch.equal, found, known))
+
+    with torch.cuda.stream(stream):
+        calls[0]()
+    with (
+        torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"),
+        pytest.raises(ValueError, match="another thread now captures"),
+    ):
+        _in_a_thread(lambda: eager.append(calls[0]()))
+
+
+def test_eager_calls_beside_a_capture() -> None:
+    run_gpu_ranks(_beside_a_capture)
