@@ -171,7 +171,6 @@ class ScatterEpilogue : public Base_ {
     ScatteredTile tile(params_, coord);
     auto load_source = [&](typename Base::Params const& from, int block) {
       auto [m, n, k, l] = coord;
-      if (tile.real) prefetch_source(from, m, n, block);
       Base epilogue(from, storage);
       state = epilogue.load(pipeline, state, shape, tile_shape, cute::make_coord(m, n, k, block),
                             mma, thread, storage, subtile);
@@ -260,24 +259,6 @@ class ScatterEpilogue : public Base_ {
   }
   static typename Base::Arguments source(Common const& c, ElementC const* from) {
     return operands(c, from, nullptr, 1.f, 1.f);
-  }
-
-  // The first subtiles of a source have room in shared memory while the tile is multiplied, the
-  // others come during its epilogue, which soon waits for them. Out of the L2 cache they come in
-  // time: by the time of the epilogue all are there.
-  CUTLASS_DEVICE static void prefetch_source(typename Base::Params const& from, int m, int n,
-                                             int block) {
-    using Tile = typename Base::CtaTileMNK;
-    constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
-    constexpr int kRows = cute::size<0>(EpilogueTile{}), kColumns = cute::size<1>(EpilogueTile{});
-    if (!cute::elect_one_sync()) return;
-    auto const* descriptor = from.tma_load_c.get_tma_descriptor();
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int column = n * kTileN; column < (n + 1) * kTileN; column += kColumns) {
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (int row = m * kTileM; row < (m + 1) * kTileM; row += kRows)
-        cute::SM90_TMA_LOAD_3D::PREFETCH::copy(descriptor, column, row, block);
-    }
   }
 
   // Peers in the order in which their tiles of the own part arrive: rank - 1 computes them first of

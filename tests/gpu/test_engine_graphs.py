@@ -166,6 +166,7 @@ def _beside_a_capture(rank: int, world: int) -> None:
         captured = [call() for call in calls]
         for call in calls:
             _in_a_thread(lambda: eager.append(call()))  # noqa: B023
+    torch.cuda.synchronize()  # nothing else orders replays behind eager calls of other streams
     for _ in range(3):
         graph.replay()
     torch.cuda.synchronize()
