@@ -114,8 +114,8 @@ int resident_clusters() {
 }
 
 // CUTLASS's own launcher (GemmUniversalAdapter::run) sets attributes of the kernel every time. A
-// programmatic launch, beside the end of the kernel before, would save 1 us at most: that is
-// enter_call, and only where no fork lies between the two.
+// programmatic launch, beside the end of the kernel before, would save 1 us at most, and nothing
+// where the copy stream forks off between the two.
 template <class Kernel>
 void launch_kernel(typename Kernel::Arguments& arguments, int multiprocessors,
                    cudaStream_t stream) {
