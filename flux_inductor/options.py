@@ -94,6 +94,11 @@ _NAMES = tuple(option.name for option in fields(Options))
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 _in_context: ContextVar[Mapping[str, object]] = ContextVar("flux_inductor_options", default=_NOTHING)
 
+_VARIABLES = tuple(ENVIRONMENT_PREFIX + name.upper() for name in _NAMES)
+_KEYS = tuple(variable.encode() for variable in _VARIABLES)
+# os.environ.get() raises and catches an exception for a variable that is not set, which costs 0.5 us.
+_environment: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+
 
 def describe_options() -> str:
     """All options with their values, for messages: 'strategy=auto|always|never, strict=True|False, ...'."""
@@ -145,6 +150,24 @@ def resolve(
     return Options(**ours), _checked_for_inductor(theirs)
 
 
+def current() -> Options:
+    """resolve()[0], remembered until the context or the environment changes: 0.3 us instead of 7.
+
+    Of the environment, it compares the values of our variables and the count of all, since one more may be
+    a misspelt one.
+    """
+    global _latest
+    sources = (_in_context.get(), len(_environment), *map(_environment.get, _KEYS))
+    seen, found = _latest
+    if found is None or sources != seen:
+        found = resolve()[0]
+        _latest = sources, found  # one assignment, since other threads read both
+    return found
+
+
+_latest: tuple[tuple[object, ...], Options | None] = ((), None)
+
+
 def _unknown(name: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(name, known, n=3)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
@@ -157,7 +180,7 @@ def _from_environment() -> dict[str, Any]:
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if name in _NAMES:
+        if variable in _VARIABLES:
             values[name] = _parse(variable, os.environ[variable], name)
         elif near := difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.75):
             # Not every variable of this prefix is an option (FLUX_INDUCTOR_ENGINE is none); catch slips only.

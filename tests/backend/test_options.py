@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from typing import Any
 
 import pytest
 import torch._inductor
 
 import flux_inductor
-from flux_inductor.options import STRATEGIES, Options, describe_options, resolve
+from flux_inductor.options import STRATEGIES, Options, current, describe_options, resolve
 
 
 def test_defaults_are_those_of_the_dataclass() -> None:
@@ -175,3 +176,47 @@ def test_a_misspelt_variable_is_caught_and_others_of_the_prefix_are_not(
     monkeypatch.setenv("FLUX_INDUCTOR_STRATGEY", "always")
     with pytest.raises(ValueError, match="FLUX_INDUCTOR_STRATGEY; did you mean FLUX_INDUCTOR_STRATEGY"):
         resolve()
+
+
+def test_another_case_of_letters_is_a_misspelt_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLUX_INDUCTOR_strategy", "always")
+    with pytest.raises(ValueError, match="FLUX_INDUCTOR_strategy; did you mean FLUX_INDUCTOR_STRATEGY"):
+        resolve()
+
+
+def test_the_current_options_are_remembered_until_a_source_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert current() == resolve()[0]
+    assert current() is current()
+    monkeypatch.setenv("FLUX_INDUCTOR_STRATEGY", "never")
+    assert current() == Options(strategy="never")
+    monkeypatch.setenv("FLUX_INDUCTOR_STRATEGY", "always")
+    assert current() == Options(strategy="always")
+    with flux_inductor.options(strategy="never", strict=True):
+        assert current() == Options(strategy="never", strict=True)
+        with flux_inductor.options(topology="cpu ranks=2 link=shm"):
+            assert current().topology
+    assert current() == Options(strategy="always")
+    monkeypatch.delenv("FLUX_INDUCTOR_STRATEGY")
+    assert current() == Options()
+
+
+def test_the_current_options_are_those_of_the_thread() -> None:
+    found: list[Options] = []
+    with flux_inductor.options(strategy="never"):
+        assert current().strategy == "never"
+        thread = threading.Thread(target=lambda: found.append(current()))
+        thread.start()
+        thread.join()
+        assert current().strategy == "never"
+    assert found == [Options()]
+
+
+def test_what_spoils_the_current_options_is_refused_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert current() == Options()
+    for variable, text in (("FLUX_INDUCTOR_STRATGEY", "always"), ("FLUX_INDUCTOR_STRATEGY", "sometimes")):
+        monkeypatch.setenv(variable, text)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"did you mean|'sometimes' is unknown"):
+                current()
+        monkeypatch.delenv(variable)
+        assert current() == Options()
