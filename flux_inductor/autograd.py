@@ -25,13 +25,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from flux_inductor import ops
+from flux_inductor import ops  # noqa: F401  (registers the fused ops)
 from flux_inductor.eager_plan import plan_gather, plan_scatter
 from flux_inductor.runtime.groups import group_size, name_of
 from flux_inductor.runtime.reference import all_gather, reduce_scatter
 
 Group = dist.ProcessGroup | str | None
+
+_gather_op = torch.ops.flux_inductor.all_gather_matmul.default
+_scatter_op = torch.ops.flux_inductor.matmul_reduce_scatter.default
 
 
 def all_gather_matmul(
@@ -67,23 +71,18 @@ def all_gather_matmul(
     """
     single = isinstance(weights, Tensor)
     weight_list = [weights] if isinstance(weights, Tensor) else list(weights)
-    bias_list = [biases] if isinstance(biases, Tensor) else list(biases or [None] * len(weight_list))
+    bias_list = [biases] if isinstance(biases, Tensor) else list(biases or ())
     name = name_of(group)
     dim = gather_dim + x.dim() if gather_dim < 0 else gather_dim
-    ops.check_gather(x, weight_list, bias_list, dim)
-    text = plan or plan_gather(x, weight_list, name, dim, return_gathered)
-    outputs: tuple[Tensor, ...]
-    if torch.is_grad_enabled():
+    text = plan or plan_gather(x, weight_list, bias_list, name, dim, return_gathered)
+    outputs: Sequence[Tensor]
+    if _differentiated(x, *weight_list, *bias_list):
         outputs = _AllGatherMatmul.apply(  # type: ignore[no-untyped-call]
-            name, text, dim, return_gathered, x, *weight_list, *bias_list
+            name, text, dim, return_gathered, len(weight_list), x, *weight_list, *bias_list
         )
-    else:  # needs_input_grad is true of a parameter even now: the gathered tensor would be kept for nothing
-        outputs = tuple(
-            torch.ops.flux_inductor.all_gather_matmul(
-                x, weight_list, bias_list, name, text, dim, return_gathered
-            )
-        )
-    return outputs[0] if single and not return_gathered else outputs
+    else:
+        outputs = _gather_op(x, weight_list, bias_list, name, text, dim, return_gathered)
+    return outputs[0] if single and not return_gathered else tuple(outputs)
 
 
 def matmul_reduce_scatter(
@@ -122,12 +121,28 @@ def matmul_reduce_scatter(
     """
     name = name_of(group)
     dim = scatter_dim + x.dim() if scatter_dim < 0 else scatter_dim
-    ops.check_scatter(x, weight, bias, addend, name, dim, reduce_op)
-    text = plan or plan_scatter(x, weight, name, dim, has_addend=addend is not None)
-    result: Tensor = _MatmulReduceScatter.apply(  # type: ignore[no-untyped-call]
-        name, text, dim, reduce_op, scale, x, weight, bias, addend
-    )
+    text = plan or plan_scatter(x, weight, bias, addend, name, dim, reduce_op)
+    result: Tensor
+    if _differentiated(x, weight, bias, addend):
+        result = _MatmulReduceScatter.apply(  # type: ignore[no-untyped-call]
+            name, text, dim, reduce_op, scale, x, weight, bias, addend
+        )
+    else:
+        result = _scatter_op(x, weight, bias, addend, name, text, dim, reduce_op, scale)
     return result
+
+
+def _differentiated(*operands: Tensor | None) -> bool:
+    """Whether autograd must see the call, be it to refuse: there are no forward-mode derivatives.
+
+    To apply an autograd.Function costs as much as the op; and where gradients are off, it would keep a
+    gathered tensor for nothing, since needs_input_grad is true of a parameter even then.
+    """
+    if torch.is_grad_enabled():
+        for operand in operands:
+            if operand is not None and operand.requires_grad:
+                return True
+    return forward_ad._current_level >= 0  # asking each tensor for a tangent would cost more
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -136,7 +151,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 class _AllGatherMatmul(torch.autograd.Function):
-    """(group, plan, dim, return_gathered, x, *weights, *biases) -> (*products, gathered if wanted)."""
+    """(group, plan, dim, return_gathered, count, x, *weights, *biases) -> (*products, gathered if wanted)."""
 
     @staticmethod
     def forward(
@@ -145,15 +160,13 @@ class _AllGatherMatmul(torch.autograd.Function):
         plan: str,
         dim: int,
         return_gathered: bool,
+        count: int,
         x: Tensor,
         *parameters: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        count = len(parameters) // 2
-        weights, biases = [w for w in parameters[:count] if w is not None], list(parameters[count:])
-        needs_weight_grad = any(ctx.needs_input_grad[5 : 5 + count])
-        outputs = torch.ops.flux_inductor.all_gather_matmul(
-            x, weights, biases, group, plan, dim, return_gathered or needs_weight_grad
-        )
+        weights, biases = list(parameters[:count]), list(parameters[count:])
+        needs_weight_grad = any(ctx.needs_input_grad[6 : 6 + count])
+        outputs = _gather_op(x, weights, biases, group, plan, dim, return_gathered or needs_weight_grad)
         gathered = outputs[count] if needs_weight_grad else None
         ctx.save_for_backward(gathered, *weights)
         ctx.group, ctx.dim, ctx.count = group, dim, count
@@ -166,17 +179,17 @@ class _AllGatherMatmul(torch.autograd.Function):
         grad_products = list(grads[:count])
         grad_gathered = grads[count] if len(grads) > count else None
         grad_x = None
-        if ctx.needs_input_grad[4]:
+        if ctx.needs_input_grad[5]:
             grad_x = _input_gradient(grad_products, weights, grad_gathered, ctx.group, ctx.dim)
         grad_weights = [
             _flat(gathered).t() @ _flat(dy) if needed and dy is not None else None
-            for needed, dy in zip(ctx.needs_input_grad[5 : 5 + count], grad_products, strict=True)
+            for needed, dy in zip(ctx.needs_input_grad[6 : 6 + count], grad_products, strict=True)
         ]
         grad_biases = [
             _flat(dy).sum(0) if needed and dy is not None else None
-            for needed, dy in zip(ctx.needs_input_grad[5 + count :], grad_products, strict=True)
+            for needed, dy in zip(ctx.needs_input_grad[6 + count :], grad_products, strict=False)  # if any
         ]
-        return (None, None, None, None, grad_x, *grad_weights, *grad_biases)
+        return (None, None, None, None, None, grad_x, *grad_weights, *grad_biases)
 
 
 def _input_gradient(
@@ -196,10 +209,8 @@ def _input_gradient(
     for dy, weight in pairs[:-1]:
         addend = dy @ weight if addend is None else addend + dy @ weight
     dy, weight = pairs[-1]
-    plan = plan_scatter(dy, weight, group, dim, has_addend=addend is not None)
-    grad: Tensor = torch.ops.flux_inductor.matmul_reduce_scatter(
-        dy, weight, None, addend, group, plan, dim, "sum", 1.0
-    )
+    plan = plan_scatter(dy, weight, None, addend, group, dim, "sum")
+    grad: Tensor = _scatter_op(dy, weight, None, addend, group, plan, dim, "sum", 1.0)
     return grad
 
 
@@ -221,9 +232,7 @@ class _MatmulReduceScatter(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.dim, ctx.reduce_op, ctx.scale = group, dim, reduce_op, scale
-        result: Tensor = torch.ops.flux_inductor.matmul_reduce_scatter(
-            x, weight, bias, addend, group, plan, dim, reduce_op, scale
-        )
+        result: Tensor = _scatter_op(x, weight, bias, addend, group, plan, dim, reduce_op, scale)
         return result
 
     @staticmethod
@@ -246,8 +255,8 @@ def _gather_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """all_gather(grad) along dim, and its product with `weight` if that is needed."""
     if need_product and dim < grad.dim() - 1:
-        plan = plan_gather(grad, [weight], group, dim, True)
-        product, whole = torch.ops.flux_inductor.all_gather_matmul(grad, [weight], [], group, plan, dim, True)
+        plan = plan_gather(grad, [weight], [], group, dim, True)
+        product, whole = _gather_op(grad, [weight], [], group, plan, dim, True)
         return whole, product
     whole = all_gather(grad, group, dim)
     return whole, whole @ weight if need_product else None

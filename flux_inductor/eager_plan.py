@@ -1,26 +1,66 @@
-"""Plans for fused ops that are called by name: the strategy's choice for the shapes of one call."""
+"""Plans for fused ops that are called by name: the strategy's choice for the shapes of one call.
+
+To choose costs ten times what the call itself costs the host, so plans are remembered with their group.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Hashable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from flux_inductor.options import resolve
+from flux_inductor.ops import check_gather, check_scatter
+from flux_inductor.options import current
 from flux_inductor.planning.problem import Layout, Problem
-from flux_inductor.planning.strategy import Mode, choose
+from flux_inductor.planning.strategy import choose
 from flux_inductor.planning.topology import Topology
+from flux_inductor.runtime.bound import REMEMBERED, describe
 from flux_inductor.runtime.detect import topology_of
-from flux_inductor.runtime.groups import group_size
+from flux_inductor.runtime.groups import group_size, state_of
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
+# Other tensors, such as FakeTensor, may have no memory to describe.
+_DESCRIBED = (Tensor, torch.nn.Parameter)
 
-def plan_gather(x: Tensor, weights: Sequence[Tensor], group: str, dim: int, return_gathered: bool) -> str:
-    """The plan's text for all_gather_matmul of shard `x`, gathered along `dim` of group `group`."""
+Plans = dict[Hashable, str]
+
+
+class _KnownPlans:
+    """Those of one process group. See `groups.GroupState`: they go when the group goes."""
+
+    def __init__(self, name: str, group: dist.ProcessGroup) -> None:
+        self.gathers: Plans = {}
+        self.scatters: Plans = {}
+
+    def close(self) -> None:
+        self.gathers.clear()
+        self.scatters.clear()
+
+
+def plan_gather(
+    x: Tensor,
+    weights: list[Tensor],
+    biases: Sequence[Tensor | None],
+    group: str,
+    dim: int,
+    return_gathered: bool,
+) -> str:
+    """The plan's text for all_gather_matmul of shard `x`, gathered along `dim` of group `group`.
+
+    Raises:
+        ValueError: no such group, a bad option, or what `check_gather` finds where nothing is remembered.
+    """
+    plans = state_of(group, _KnownPlans).gathers
+    key = _key(x, weights, dim, return_gathered)
+    plan = plans.get(key)
+    if plan is not None:
+        return plan
+    check_gather(x, weights, biases, dim)
     problem = Problem(
         kind="all_gather_matmul",
         world=group_size(group),
@@ -32,11 +72,29 @@ def plan_gather(x: Tensor, weights: Sequence[Tensor], group: str, dim: int, retu
         return_gathered=return_gathered,
         layout=_layout(weights),
     )
-    return _plan(problem, group, x.device.type)
+    return _remember(plans, key, _plan(problem, group, x.device.type))
 
 
-def plan_scatter(x: Tensor, weight: Tensor, group: str, dim: int, *, has_addend: bool) -> str:
-    """The plan's text for matmul_reduce_scatter of `x @ weight`, scattered along `dim` of the product."""
+def plan_scatter(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    addend: Tensor | None,
+    group: str,
+    dim: int,
+    reduce_op: str,
+) -> str:
+    """The plan's text for matmul_reduce_scatter of `x @ weight`, scattered along `dim` of the product.
+
+    Raises:
+        ValueError: no such group, a bad option, or what `check_scatter` finds where nothing is remembered.
+    """
+    plans = state_of(group, _KnownPlans).scatters
+    key = _key(x, weight, dim, addend is not None)
+    plan = plans.get(key)
+    if plan is not None:
+        return plan
+    check_scatter(x, weight, bias, addend, group, dim, reduce_op)
     world = group_size(group)
     by_columns = dim == x.dim() - 1
     problem = Problem(
@@ -48,10 +106,29 @@ def plan_scatter(x: Tensor, weight: Tensor, group: str, dim: int, *, has_addend:
         depth=x.shape[-1],
         dtype=DTYPE_NAMES[x.dtype],
         split="columns" if by_columns else "rows",
-        addend=has_addend,
+        addend=addend is not None,
         layout=_layout([weight]),
     )
-    return _plan(problem, group, x.device.type)
+    return _remember(plans, key, _plan(problem, group, x.device.type))
+
+
+def _key(x: Tensor, weights: Tensor | list[Tensor], dim: int, also: bool) -> Hashable:
+    """What a plan follows from, beside the group; None for tensors without memory, as there are in traces."""
+    options = current()
+    if type(x) not in _DESCRIBED or is_compiling():
+        return None
+    try:
+        return describe(x, weights), dim, also, options
+    except ValueError:  # the checks or the op will name it
+        return None
+
+
+def _remember(plans: Plans, key: Hashable, plan: str) -> str:
+    if key is not None:
+        if len(plans) >= REMEMBERED:
+            plans.clear()
+        plans[key] = plan
+    return plan
 
 
 def _layout(weights: Sequence[Tensor]) -> Layout:
@@ -59,12 +136,7 @@ def _layout(weights: Sequence[Tensor]) -> Layout:
 
 
 def _plan(problem: Problem, group: str, device: str) -> str:
-    options, _ = resolve()
+    options = current()
     written = Topology.parse(options.topology) if options.topology else None
     topology = written if written and written.ranks == problem.world else topology_of(group, device)
-    return _cached_plan(problem, topology, options.strategy, options.reserve)
-
-
-@lru_cache(maxsize=1024)
-def _cached_plan(problem: Problem, topology: Topology, mode: Mode, reserve: int | None) -> str:
-    return str(choose(problem, topology, mode, reserve=reserve).plan)
+    return str(choose(problem, topology, options.strategy, reserve=options.reserve).plan)

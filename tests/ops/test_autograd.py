@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ranks import run_ranks
 
@@ -100,6 +105,98 @@ def _scatter(rank: int, world: int, dim: int, reduce_op: str) -> None:
 @pytest.mark.parametrize(("dim", "reduce_op"), [(0, "sum"), (1, "avg"), (2, "sum")])
 def test_matmul_reduce_scatter_gradients(dim: int, reduce_op: str) -> None:
     run_ranks(_scatter, 2, dim, reduce_op)
+
+
+def _apply_nothing(*arguments: object) -> None:
+    raise AssertionError("autograd need not see this call")
+
+
+def _results(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    import flux_inductor
+
+    gathered = flux_inductor.all_gather_matmul(x, [weight, weight], "0", biases=[None, torch.ones(8)])
+    assert isinstance(gathered, tuple)
+    return (*gathered, flux_inductor.matmul_reduce_scatter(x, weight, "0"))
+
+
+@pytest.fixture
+def fake_group() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("fake_group")
+@pytest.mark.parametrize(
+    ("needed", "surroundings"),
+    [(False, contextlib.nullcontext), (True, torch.no_grad), (True, torch.inference_mode)],
+)
+def test_calls_without_gradients_are_not_shown_to_autograd(
+    needed: bool, surroundings: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flux_inductor import autograd
+
+    x, weight = torch.randn(4, 16), torch.nn.Parameter(torch.randn(16, 8), requires_grad=needed)
+    monkeypatch.setattr(autograd._AllGatherMatmul, "apply", _apply_nothing)
+    monkeypatch.setattr(autograd._MatmulReduceScatter, "apply", _apply_nothing)
+    with surroundings():
+        assert not any(result.requires_grad for result in _results(x, weight))
+
+
+@pytest.mark.usefixtures("fake_group")
+@pytest.mark.parametrize("which", ["x", "weight", "bias", "addend"])
+def test_one_operand_that_requires_a_gradient_gets_it(which: str) -> None:
+    import flux_inductor
+
+    values = {"x": torch.randn(4, 16), "weight": torch.randn(16, 8), "bias": torch.randn(8)}
+    values["addend"] = torch.randn(4, 8)
+    leaf = values[which].requires_grad_()
+    results = [
+        flux_inductor.matmul_reduce_scatter(
+            values["x"], values["weight"], bias=values["bias"], addend=values["addend"]
+        )
+    ]
+    if which != "addend":
+        product = flux_inductor.all_gather_matmul(values["x"], values["weight"], biases=values["bias"])
+        assert isinstance(product, Tensor)
+        results.append(product)
+    for result in results:
+        (gradient,) = torch.autograd.grad(result, leaf, torch.ones_like(result))
+        assert gradient.shape == leaf.shape
+
+
+@pytest.mark.usefixtures("fake_group")
+@pytest.mark.parametrize("grads", [True, False])
+def test_forward_mode_derivatives_are_refused_not_dropped(grads: bool) -> None:
+    import flux_inductor
+
+    x, weight = torch.randn(4, 16), torch.randn(16, 8)
+    with forward_ad.dual_level(), torch.set_grad_enabled(grads):
+        dual = forward_ad.make_dual(x, x)
+        with pytest.raises(NotImplementedError, match="jvp"):
+            flux_inductor.all_gather_matmul(dual, weight)
+        with pytest.raises(NotImplementedError, match="jvp"):
+            flux_inductor.matmul_reduce_scatter(dual, weight)
+
+
+@pytest.mark.usefixtures("fake_group")
+def test_dispatch_modes_see_the_op() -> None:
+    seen: list[str] = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    x, weight = torch.randn(4, 16), torch.randn(16, 8)
+    for needed in (False, True):
+        x.requires_grad_(needed)
+        _results(x, weight)
+        with Look():  # type: ignore[no-untyped-call]
+            _results(x, weight)
+        assert "flux_inductor.all_gather_matmul.default" in seen
+        assert "flux_inductor.matmul_reduce_scatter.default" in seen
+        seen.clear()
 
 
 def _strategy_chooses(rank: int, world: int) -> None:
