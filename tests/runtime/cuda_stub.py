@@ -110,7 +110,7 @@ class StubGroup(CudaGroup):
         self._state = ctypes.c_uint32.from_address(self._errors.data_ptr())
         self._dead = ""
         self._agreed, self._digest, self._calls = set(), 0, 0
-        self._memory = SimpleNamespace(workspace=self.workspace)  # type: ignore[assignment]
+        self._memory = SimpleNamespace(workspace=self.workspace, signals=torch.zeros(1))  # type: ignore[assignment]
         self._kept = []
 
     def _agree(self, prepared: Prepared) -> None:

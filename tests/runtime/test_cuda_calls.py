@@ -367,7 +367,8 @@ def test_memory_is_freed_once_nothing_runs_in_it(
 ) -> None:
     monkeypatch.setattr(cuda_group, "_drained", lambda device: drained)
     state = state_of(GROUP, StubGroup)
-    memory, record = weakref.ref(state.workspace), weakref.ref(state._errors)
+    assert state._memory is not None
+    memory, record, signals = map(weakref.ref, (state.workspace, state._errors, state._memory.signals))
     del state.workspace
     if trapped:
         state.trap()
@@ -375,5 +376,6 @@ def test_memory_is_freed_once_nothing_runs_in_it(
     del state._errors, state._state
     gone = drained and not trapped
     assert [memory() is None, record() is None] == [gone, gone]
+    assert signals() is not None  # a peer's kernel may still look at them
     with pytest.raises(DeadGroupError, match="it was destroyed"):
         state.check()
