@@ -45,6 +45,11 @@ enum Kind : uint64_t { kNone, kTensor, kList };
 // operands are alike.
 void describe_tensor(PyObject* tensor, std::vector<uint64_t>& words) {
   TensorView view = view_of(tensor);
+  if (view.data == nullptr && !view.empty()) {
+    throw std::invalid_argument(
+        "a fused op cannot use an operand whose memory was freed, as sharded training frees "
+        "parameters between their uses; restore it before the call");
+  }
   uint64_t aligned = view.address() % kAlignment == 0;
   words.push_back(kTensor | aligned << 2 | uint64_t(view.dims) << 3 |
                   uint64_t(view.type_code) << 10 | uint64_t(view.type_bits) << 18 |
@@ -80,6 +85,9 @@ PyObject* describe_all(PyObject*, PyObject* const* operands, Py_ssize_t count) {
                  "a fused op cannot use this operand (%s); pass dense tensors of bfloat16, float16 "
                  "or float32 on the CPU or a CUDA device",
                  why.substr(0, why.find('\n')).c_str());
+    return nullptr;
+  } catch (std::invalid_argument const& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
     return nullptr;
   } catch (std::bad_alloc const&) {
     return PyErr_NoMemory();

@@ -20,6 +20,12 @@ struct TensorView {
   int64_t const* strides;
   uint64_t byte_offset;
 
+  bool empty() const {
+    for (int dim = 0; dim < dims; ++dim) {
+      if (sizes[dim] == 0) return true;
+    }
+    return false;
+  }
   std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(data) + byte_offset; }
 };
 

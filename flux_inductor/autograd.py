@@ -135,6 +135,8 @@ def matmul_reduce_scatter(
 def _differentiated(*operands: Tensor | None) -> bool:
     """Whether autograd must see the call, be it to refuse: there are no forward-mode derivatives.
 
+    (Traces of torch.compile see no level of forward mode: there, such derivatives are lost, as with the op.)
+
     To apply an autograd.Function costs as much as the op; and where gradients are off, it would keep a
     gathered tensor for nothing, since needs_input_grad is true of a parameter even then.
     """

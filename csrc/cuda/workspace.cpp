@@ -118,7 +118,7 @@ Workspace::Turn Workspace::begin(cudaStream_t stream, Op op) {
           "the group's last eager call was on a stream that another thread now captures into a "
           "CUDA "
           "graph, so that this one cannot wait for it; call both on one stream, or not during the "
-          "capture");
+          "capture. Ranks may differ now, so the group must be destroyed and made anew");
     }
     check_cuda(cudaEventRecord(sequence.ended, sequence.last_stream), "cudaEventRecord");
     check_cuda(cudaStreamWaitEvent(stream, sequence.ended, 0), "cudaStreamWaitEvent");

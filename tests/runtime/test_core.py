@@ -52,6 +52,11 @@ def test_operands_that_cannot_be_described() -> None:
     for operand in (torch.eye(2).to_sparse(), [torch.empty(2, device="meta")], 3):
         with pytest.raises(ValueError, match=r"cannot use this operand \(.+\); pass dense tensors"):
             _core.describe(operand)  # type: ignore[arg-type]
+    freed = torch.ones(4, 4)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="memory was freed"):
+        _core.describe([freed])
+    assert _core.describe(torch.empty(0, 4)) == _core.describe(torch.ones(0, 4))
 
 
 @given(seen=st.integers(0, 2**32 - 1), ahead=st.integers(-(2**31), 2**31 - 1))
