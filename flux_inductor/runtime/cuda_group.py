@@ -181,8 +181,8 @@ class CudaGroup:
         in_use = (memories, self._errors)  # waits look at the record: other data in it would end them
         self._memory = None
         self._kept.clear()
-        # A peer's kernel may still look whether its last signal has got here. The memory stays as long as the
-        # peer maps it, but torch would give it to others; so it is never given back: a page of 2 MiB or a few.
+        # A peer's kernel may still look whether its last signal has got here. The memory stays as long as
+        # the peer maps it, but torch would give it to others; so it is never given back: some pages of 2 MiB.
         for memory in memories:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory.signals))
         if memories and not (healthy and not groups.ending() and _drained(self.device)):
