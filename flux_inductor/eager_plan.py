@@ -9,7 +9,6 @@ import math
 from collections.abc import Hashable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -18,7 +17,7 @@ from flux_inductor.options import current
 from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.strategy import choose
 from flux_inductor.planning.topology import Topology
-from flux_inductor.runtime.bound import REMEMBERED, describe
+from flux_inductor.runtime.bound import Remembered, describe, remember
 from flux_inductor.runtime.detect import topology_of
 from flux_inductor.runtime.groups import group_size, state_of
 
@@ -27,19 +26,9 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp
 # Other tensors, such as FakeTensor, may have no memory to describe.
 _DESCRIBED = (Tensor, torch.nn.Parameter)
 
-Plans = dict[Hashable, str]
 
-
-class _KnownPlans:
-    """Those of one process group. See `groups.GroupState`: they go when the group goes."""
-
-    def __init__(self, name: str, group: dist.ProcessGroup) -> None:
-        self.gathers: Plans = {}
-        self.scatters: Plans = {}
-
-    def close(self) -> None:
-        self.gathers.clear()
-        self.scatters.clear()
+class _KnownPlans(Remembered[str, str]):
+    """Those of one process group."""
 
 
 def plan_gather(
@@ -123,11 +112,9 @@ def _key(x: Tensor, weights: Tensor | list[Tensor], dim: int, also: bool) -> Has
         return None
 
 
-def _remember(plans: Plans, key: Hashable, plan: str) -> str:
+def _remember(plans: dict[Hashable, str], key: Hashable, plan: str) -> str:
     if key is not None:
-        if len(plans) >= REMEMBERED:
-            plans.clear()
-        plans[key] = plan
+        remember(plans, key, plan)
     return plan
 
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType, UnionType
 from typing import Any, Literal
 
+from flux_inductor import environment
+
 Strategy = Literal["auto", "always", "never"]
 STRATEGIES: tuple[Strategy, ...] = typing.get_args(Strategy)
 
@@ -96,8 +98,6 @@ _in_context: ContextVar[Mapping[str, object]] = ContextVar("flux_inductor_option
 
 _VARIABLES = tuple(ENVIRONMENT_PREFIX + name.upper() for name in _NAMES)
 _KEYS = tuple(variable.encode() for variable in _VARIABLES)
-# os.environ.get() raises and catches an exception for a variable that is not set, which costs 0.5 us.
-_environment: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
 
 
 def describe_options() -> str:
@@ -158,7 +158,7 @@ def current() -> Options:
     until resolve() is called; to compare all names would cost a microsecond.
     """
     global _latest
-    sources = (_in_context.get(), len(_environment), *map(_environment.get, _KEYS))
+    sources = (_in_context.get(), len(environment.values), *map(environment.values.get, _KEYS))
     seen, found = _latest
     if found is None or sources != seen:
         found = resolve()[0]

@@ -116,8 +116,8 @@ Workspace::Turn Workspace::begin(cudaStream_t stream, Op op) {
     if (capture == 0 && capture_of(sequence.last_stream) != 0) {
       throw std::invalid_argument(
           "the group's last eager call was on a stream that another thread now captures into a "
-          "CUDA "
-          "graph, so that this one cannot wait for it; call both on one stream, or not during the "
+          "CUDA graph, so that this one cannot wait for it; call both on one stream, or not during "
+          "the "
           "capture. Ranks may differ now, so the group must be destroyed and made anew");
     }
     check_cuda(cudaEventRecord(sequence.ended, sequence.last_stream), "cudaEventRecord");

@@ -20,6 +20,9 @@ from flux_inductor.planning.plan import Plan
 GatherRun: TypeAlias = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor | None]], list[Tensor]]
 ScatterRun: TypeAlias = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 Run = TypeVar("Run")
+Value = TypeVar("Value")
+OfGather = TypeVar("OfGather")
+OfScatter = TypeVar("OfScatter")
 
 REMEMBERED = 1024  # calls of one op and group; dynamic shapes bring many
 
@@ -78,23 +81,27 @@ class Executes(Protocol):
     ) -> Tensor: ...
 
 
-class BoundCalls:
-    """The calls of one process group. See `groups.GroupState`: they go when the group goes."""
+class Remembered(Generic[OfGather, OfScatter]):
+    """Of the calls of one process group. See `groups.GroupState`: it goes when the group goes."""
 
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
-        self.gathers: dict[Hashable, BoundCall[GatherRun]] = {}
-        self.scatters: dict[Hashable, BoundCall[ScatterRun]] = {}
+        self.gathers: dict[Hashable, OfGather] = {}
+        self.scatters: dict[Hashable, OfScatter] = {}
 
     def close(self) -> None:
         self.gathers.clear()
         self.scatters.clear()
 
 
-def remember(calls: dict[Hashable, BoundCall[Run]], key: Hashable, call: BoundCall[Run]) -> None:
-    """Adds a call. All are forgotten when there are too many: to bind one again costs little."""
-    if len(calls) >= REMEMBERED:
-        calls.clear()
-    calls[key] = call
+class BoundCalls(Remembered[BoundCall[GatherRun], BoundCall[ScatterRun]]):
+    """The calls of one process group."""
+
+
+def remember(known: dict[Hashable, Value], key: Hashable, value: Value) -> None:
+    """Adds what is known of a call. All is forgotten when it is too much: to make it again costs little."""
+    if len(known) >= REMEMBERED:
+        known.clear()
+    known[key] = value
 
 
 class PreparesNothing:

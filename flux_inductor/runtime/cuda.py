@@ -47,7 +47,7 @@ class _Gather:
     """all_gather_matmul, bound.
 
     Args:
-        fits: whether the strides of x, and of each weight, are such that the kernels read them in place.
+        x_fits, weights_fit: whether strides are such that the kernels read the tensor in place.
         in_place: whether all operands are read in place, as far as strides and addresses tell.
         biased: whether there are any biases.
         results: makes the products, then the gathered tensor if it is kept.

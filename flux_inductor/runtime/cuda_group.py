@@ -39,6 +39,11 @@ def _drained(device: torch.device) -> bool:
     return True
 
 
+def _never_free(kept: object) -> None:
+    """It goes with the process: by one reference that nobody gives back."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
 class CudaGroup:
     """What this rank keeps for one process group. See `groups.GroupState`."""
 
@@ -68,8 +73,10 @@ class CudaGroup:
     @property
     def workspace_bytes(self) -> int:
         """Symmetric device memory that this rank owns, captured workspaces included."""
-        memories = [*self._kept, *([self._memory] if self._memory is not None else [])]
-        return sum(memory.symmetric_bytes for memory in memories)
+        return sum(memory.symmetric_bytes for memory in self._memories())
+
+    def _memories(self) -> list[CudaMemory]:
+        return [*self._kept, *([self._memory] if self._memory is not None else [])]
 
     def check(self) -> None:
         """Before a call touches CUDA: after a failed wait the process's CUDA context is gone.
@@ -177,18 +184,17 @@ class CudaGroup:
         """Frees the memory, once nothing runs in it any more; never raises."""
         healthy = not self._state.value
         self._dead = self._dead or "it was destroyed"
-        memories = [*self._kept, *([self._memory] if self._memory is not None else [])]
+        memories = self._memories()
         in_use = (memories, self._errors)  # waits look at the record: other data in it would end them
         self._memory = None
         self._kept.clear()
         # A peer's kernel may still look whether its last signal has got here. The memory stays as long as
         # the peer maps it, but torch would give it to others; so it is never given back: some pages of 2 MiB.
         for memory in memories:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory.signals))
+            _never_free(memory.signals)
         if memories and not (healthy and not groups.ending() and _drained(self.device)):
-            # A kernel may still use it, or the context is gone, and to free it would end the process badly:
-            # one reference that nobody gives back lets it go with the process.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(in_use))
+            # A kernel may still use it, or the context is gone, and to free it would end the process badly.
+            _never_free(in_use)
 
     def _compare(self, descriptor: str) -> None:
         own = json.dumps([descriptor, self._calls, self._digest])

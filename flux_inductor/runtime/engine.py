@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 from torch import Tensor
 
-from flux_inductor import _core
+from flux_inductor import _core, environment
 from flux_inductor.planning.plan import Plan, check_plan
 from flux_inductor.planning.problem import Kind
 from flux_inductor.planning.strategy import add_engine
@@ -55,14 +55,12 @@ class Engine(Protocol):
 
 
 _tallies: dict[tuple[str, str], Tally] = {}
-# os.environ.get() raises and catches an exception for a variable that is not set, which costs 0.5 us.
-_environment: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
 _variable = ENGINE_VARIABLE.encode()
 
 
 def engine_choice() -> bytes | None:
     """The value of FLUX_INDUCTOR_ENGINE, read anew, not checked."""
-    return _environment.get(_variable)
+    return environment.values.get(_variable)
 
 
 def tally_of(op: Kind, engine: Engine) -> Tally:

@@ -16,6 +16,7 @@ import flux_inductor
 from flux_inductor import eager_plan
 from flux_inductor.planning import strategy
 from flux_inductor.planning.strategy import Decision
+from flux_inductor.runtime import bound
 from flux_inductor.runtime.groups import name_of
 
 
@@ -134,7 +135,7 @@ def test_a_group_made_anew_under_the_same_name_is_noticed(chosen: list[tuple[str
 def test_plans_are_forgotten_when_there_are_many(
     chosen: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eager_plan, "REMEMBERED", 2)
+    monkeypatch.setattr(bound, "REMEMBERED", 2)
     for rows in (4, 6, 8, 8, 4):
         gather(*operands(rows))
     assert len(chosen) == 4
