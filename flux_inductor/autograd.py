@@ -57,7 +57,7 @@ def all_gather_matmul(
         weights: one weight [K, N], or several that share the gather; `linear.weight.t()` is one.
         group: a process group, its name, or None for the default group.
         biases: one entry a weight (None or [N]); a tensor if there is one weight.
-        gather_dim: any dim of x but the last, which is contracted.
+        gather_dim: any dim of x but the last, which is contracted; negative ones count from the end.
         return_gathered: also return the gathered x [..., world * m, ..., K].
         plan: a plan's text; None lets the strategy choose for these shapes.
 
@@ -73,7 +73,7 @@ def all_gather_matmul(
     weight_list = [weights] if isinstance(weights, Tensor) else list(weights)
     bias_list = [biases] if isinstance(biases, Tensor) else list(biases or ())
     name = name_of(group)
-    dim = gather_dim + x.dim() if gather_dim < 0 else gather_dim
+    dim = _gather_dim(x, gather_dim)
     text = plan or plan_gather(x, weight_list, bias_list, name, dim, return_gathered)
     outputs: Sequence[Tensor]
     if _differentiated(x, *weight_list, *bias_list):
@@ -107,7 +107,8 @@ def matmul_reduce_scatter(
         group: a process group, its name, or None for the default group.
         bias: [N], added on every rank as written: divide it by the number of ranks to add it once.
         addend: a tensor of the product's shape [..., N], such as the product of another matmul.
-        scatter_dim: any dim of the product; it must divide by the number of ranks.
+        scatter_dim: any dim of the product; it must divide by the number of ranks. Negative ones count from
+            the end.
         reduce_op: "sum" or "avg".
         scale: factor of the product.
         plan: a plan's text; None lets the strategy choose for these shapes.
@@ -120,7 +121,7 @@ def matmul_reduce_scatter(
         flux_inductor.FusedOpError: a rank died, came too late or called another op.
     """
     name = name_of(group)
-    dim = scatter_dim + x.dim() if scatter_dim < 0 else scatter_dim
+    dim = _scatter_dim(x, scatter_dim)
     text = plan or plan_scatter(x, weight, bias, addend, name, dim, reduce_op)
     result: Tensor
     if _differentiated(x, weight, bias, addend):
@@ -130,6 +131,32 @@ def matmul_reduce_scatter(
     else:
         result = _scatter_op(x, weight, bias, addend, name, text, dim, reduce_op, scale)
     return result
+
+
+def _gather_dim(x: Tensor, dim: int) -> int:
+    """gather_dim counted from the front, as the op takes it."""
+    count = x.dim()
+    if count < 2:
+        return dim  # the op names such an x
+    if not (0 <= dim < count - 1 or -count <= dim < -1):
+        raise ValueError(
+            f"all_gather_matmul: gather_dim is {dim}; for x of shape {tuple(x.shape)} it must be in "
+            f"[0, {count - 2}] or [-{count}, -2], since the last dim is contracted"
+        )
+    return dim % count
+
+
+def _scatter_dim(x: Tensor, dim: int) -> int:
+    """scatter_dim counted from the front, as the op takes it."""
+    count = x.dim()
+    if count < 2:
+        return dim  # the op names such an x
+    if not -count <= dim < count:
+        raise ValueError(
+            f"matmul_reduce_scatter: scatter_dim is {dim}; for x of shape {tuple(x.shape)}, whose product "
+            f"has as many dims, it must be in [-{count}, {count - 1}]"
+        )
+    return dim % count
 
 
 def _differentiated(*operands: Tensor | None) -> bool:

@@ -166,11 +166,13 @@ def test_compiled_code_sees_options_change(
 
 
 BAD = [
-    ("all_gather_matmul", {"gather_dim": 1}, r"gather_dim is 1; .* must be in \[0, 0\]"),
-    ("all_gather_matmul", {"gather_dim": -3}, r"gather_dim is -1; "),
+    ("all_gather_matmul", {"gather_dim": 1}, r"gather_dim is 1; .* must be in \[0, 0\] or \[-2, -2\]"),
+    ("all_gather_matmul", {"gather_dim": -1}, r"gather_dim is -1; .* must be in \[0, 0\] or \[-2, -2\]"),
+    ("all_gather_matmul", {"gather_dim": -3}, r"gather_dim is -3; .* must be in \[0, 0\] or \[-2, -2\]"),
     ("all_gather_matmul", {"biases": [None, None]}, "2 biases for 1 weights"),
     ("all_gather_matmul", {"biases": torch.randn(7)}, r"bias of shape \(7,\) does not fit"),
-    ("matmul_reduce_scatter", {"scatter_dim": 2}, "scatter_dim is 2; "),
+    ("matmul_reduce_scatter", {"scatter_dim": 2}, r"scatter_dim is 2; .* must be in \[-2, 1\]"),
+    ("matmul_reduce_scatter", {"scatter_dim": -3}, r"scatter_dim is -3; .* must be in \[-2, 1\]"),
     ("matmul_reduce_scatter", {"reduce_op": "max"}, "reduce_op is 'max'"),
     ("matmul_reduce_scatter", {"bias": torch.randn(7)}, r"bias of shape \(7,\) does not fit"),
     ("matmul_reduce_scatter", {"addend": torch.randn(4, 7)}, r"addend has shape \(4, 7\)"),
