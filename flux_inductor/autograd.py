@@ -1,5 +1,7 @@
 """The fused ops as differentiable functions, for eager code and for programs that call them by name.
 
+They are traced (torch.compile, make_fx) as they are: all that needs peers or sizes happens in the ops.
+
 The gradients of a fused op are fused ops again (x_k: rank k's shard, G: the whole gathered x, Y: products):
 
     all_gather_matmul        Y_i = G @ W_i + b_i
@@ -28,7 +30,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from flux_inductor import ops  # noqa: F401  (registers the fused ops)
-from flux_inductor.eager_plan import plan_gather, plan_scatter
+from flux_inductor.auto_plan import AUTO
 from flux_inductor.runtime.groups import group_size, name_of
 from flux_inductor.runtime.reference import all_gather, reduce_scatter
 
@@ -59,7 +61,8 @@ def all_gather_matmul(
         biases: one entry a weight (None or [N]); a tensor if there is one weight.
         gather_dim: any dim of x but the last, which is contracted; negative ones count from the end.
         return_gathered: also return the gathered x [..., world * m, ..., K].
-        plan: a plan's text; None lets the strategy choose for these shapes.
+        plan: a plan's text; None lets the strategy choose for these shapes when the call runs, also in
+            compiled code, by the options that context or environment name then.
 
     Returns:
         The product [..., world * m, ..., N] if one weight was given as a tensor and nothing else is wanted,
@@ -74,7 +77,7 @@ def all_gather_matmul(
     bias_list = [biases] if isinstance(biases, Tensor) else list(biases or ())
     name = name_of(group)
     dim = _gather_dim(x, gather_dim)
-    text = plan or plan_gather(x, weight_list, bias_list, name, dim, return_gathered)
+    text = plan or AUTO
     outputs: Sequence[Tensor]
     if _differentiated(x, *weight_list, *bias_list):
         outputs = _AllGatherMatmul.apply(  # type: ignore[no-untyped-call]
@@ -111,7 +114,8 @@ def matmul_reduce_scatter(
             the end.
         reduce_op: "sum" or "avg".
         scale: factor of the product.
-        plan: a plan's text; None lets the strategy choose for these shapes.
+        plan: a plan's text; None lets the strategy choose for these shapes when the call runs, also in
+            compiled code, by the options that context or environment name then.
 
     Returns:
         This rank's part of the product, its dim `scatter_dim` divided by the number of ranks.
@@ -122,7 +126,7 @@ def matmul_reduce_scatter(
     """
     name = name_of(group)
     dim = _scatter_dim(x, scatter_dim)
-    text = plan or plan_scatter(x, weight, bias, addend, name, dim, reduce_op)
+    text = plan or AUTO
     result: Tensor
     if _differentiated(x, weight, bias, addend):
         result = _MatmulReduceScatter.apply(  # type: ignore[no-untyped-call]
@@ -238,8 +242,7 @@ def _input_gradient(
     for dy, weight in pairs[:-1]:
         addend = dy @ weight if addend is None else addend + dy @ weight
     dy, weight = pairs[-1]
-    plan = plan_scatter(dy, weight, None, addend, group, dim, "sum")
-    grad: Tensor = _scatter_op(dy, weight, None, addend, group, plan, dim, "sum", 1.0)
+    grad: Tensor = _scatter_op(dy, weight, None, addend, group, AUTO, dim, "sum", 1.0)
     return grad
 
 
@@ -284,8 +287,7 @@ def _gather_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """all_gather(grad) along dim, and its product with `weight` if that is needed."""
     if need_product and dim < grad.dim() - 1:
-        plan = plan_gather(grad, [weight], [], group, dim, True)
-        product, whole = _gather_op(grad, [weight], [], group, plan, dim, True)
+        product, whole = _gather_op(grad, [weight], [], group, AUTO, dim, True)
         return whole, product
     whole = all_gather(grad, group, dim)
     return whole, whole @ weight if need_product else None

@@ -14,7 +14,8 @@
                  scale * (x @ weight) + bias + addend; contiguous
 
 `group` is a process group's name and `plan` a plan's text, so that a printed graph explains itself and the
-compiler's cache keys see both. What an op computes is defined by the reference engine (runtime/reference.py).
+compiler's cache keys see both; or plan "auto", which chooses when the op runs (auto_plan.py). What an op
+computes is defined by the reference engine (runtime/reference.py).
 
 All tensors of a call have one dtype: bfloat16, float16 or float32. The ops are not differentiable; graphs use
 them below autograd, and people use the functions of the same names in autograd.py.
@@ -31,6 +32,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flux_inductor.auto_plan import AUTO, plan_gather, plan_scatter
+from flux_inductor.options import Options, current
 from flux_inductor.planning.plan import parse_plan
 from flux_inductor.runtime.bound import BoundCall, BoundCalls, describe, remember
 from flux_inductor.runtime.engine import engine_choice, engine_for, tally_of
@@ -169,6 +172,16 @@ def _rows(x: Tensor) -> int:
     return math.prod(x.shape[:-1])
 
 
+def _check_plan(plan: str) -> None:
+    if plan != AUTO:
+        parse_plan(plan)
+
+
+def _options_of(plan: str) -> Options | None:
+    """What a plan is chosen by, beside the call; None where it is given."""
+    return current() if plan == AUTO else None
+
+
 @torch.library.register_fake("flux_inductor::all_gather_matmul", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _all_gather_matmul_fake(
     x: Tensor,
@@ -180,7 +193,7 @@ def _all_gather_matmul_fake(
     return_gathered: bool,
 ) -> list[Tensor]:
     check_gather(x, weights, biases, gather_dim)
-    parse_plan(plan)
+    _check_plan(plan)
     whole = _gathered_shape(x, group, gather_dim)
     outputs = [x.new_empty([*whole[:-1], weight.shape[1]]) for weight in weights]
     if return_gathered:
@@ -198,13 +211,16 @@ def _all_gather_matmul(
     return_gathered: bool,
 ) -> list[Tensor]:
     calls = state_of(group, BoundCalls).gathers
-    key = (plan, gather_dim, return_gathered, engine_choice(), describe(x, weights, biases))
+    operands = describe(x, weights, biases)
+    key = (plan, _options_of(plan), gather_dim, return_gathered, engine_choice(), operands)
     call = calls.get(key)
     if call is not None:
         call.tally.runs += 1
         return call.run(x, weights, biases)
     check_gather(x, weights, biases, gather_dim)
-    chosen = parse_plan(plan).at(group_size(group) * _rows(x))
+    auto = plan == AUTO
+    table = plan_gather(x, weights, group, gather_dim, return_gathered) if auto else parse_plan(plan)
+    chosen = table.at(group_size(group) * _rows(x))
     engine = engine_for("all_gather_matmul", x.device.type, group, chosen)
     run = engine.bind_gather(x, weights, biases, group, chosen, gather_dim, return_gathered)
     remember(calls, key, BoundCall(tally_of("all_gather_matmul", engine), run))
@@ -224,7 +240,7 @@ def _matmul_reduce_scatter_fake(
     scale: float,
 ) -> Tensor:
     check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
-    parse_plan(plan)
+    _check_plan(plan)
     shape = [*x.shape[:-1], weight.shape[1]]
     shape[scatter_dim] = shape[scatter_dim] // group_size(group)
     return x.new_empty(shape)
@@ -242,13 +258,15 @@ def _matmul_reduce_scatter(
     scale: float,
 ) -> Tensor:
     calls = state_of(group, BoundCalls).scatters
-    key = (plan, scatter_dim, reduce_op, scale, engine_choice(), describe(x, weight, bias, addend))
+    operands = describe(x, weight, bias, addend)
+    key = (plan, _options_of(plan), scatter_dim, reduce_op, scale, engine_choice(), operands)
     call = calls.get(key)
     if call is not None:
         call.tally.runs += 1
         return call.run(x, weight, bias, addend)
     check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
-    chosen = parse_plan(plan).at(_rows(x))
+    table = plan_scatter(x, weight, addend, group, scatter_dim) if plan == AUTO else parse_plan(plan)
+    chosen = table.at(_rows(x))
     engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
     run = engine.bind_scatter(x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale)
     remember(calls, key, BoundCall(tally_of("matmul_reduce_scatter", engine), run))

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from flux_inductor.runtime.torch_private import process_group
+from flux_inductor.runtime.torch_private import group_size, process_group
 
 __all__ = [
     "GroupState",
@@ -23,15 +23,6 @@ __all__ = [
     "state_of",
     "workspace_bytes",
 ]
-
-
-def group_size(name: str) -> int:
-    """How many ranks the group has.
-
-    Raises:
-        ValueError: there is no such group on this rank.
-    """
-    return process_group(name).size()
 
 
 def name_of(group: dist.ProcessGroup | str | None) -> str:

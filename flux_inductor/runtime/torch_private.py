@@ -25,10 +25,26 @@ def process_group(name: str) -> dist.ProcessGroup:
     try:
         return _resolve_process_group(name)  # type: ignore[arg-type, unused-ignore]
     except Exception as error:
-        raise ValueError(
-            f"no process group {name!r} on this rank ({error}); pass the name of a group that exists and "
-            "that contains this rank, such as torch.distributed.group.WORLD.group_name"
-        ) from None
+        raise _no_group(name, error) from None
+
+
+def group_size(name: str) -> int:
+    """How many ranks the group of that name has. Unlike a group itself, Dynamo can trace it: a constant.
+
+    Raises:
+        ValueError: as `process_group`.
+    """
+    try:
+        return c10d._get_group_size_by_name(name)  # type: ignore[arg-type, unused-ignore]
+    except Exception as error:
+        raise _no_group(name, error) from None
+
+
+def _no_group(name: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"no process group {name!r} on this rank ({error}); pass the name of a group that exists and "
+        "that contains this rank, such as torch.distributed.group.WORLD.group_name"
+    )
 
 
 def store(group: dist.ProcessGroup) -> Store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.fx import Graph
 
-from flux_inductor import eager_plan
+from flux_inductor import auto_plan
 from flux_inductor.options import Options
 from flux_inductor.passes.collectives import Collective
 from flux_inductor.passes.decide import Setting, decide
@@ -46,15 +46,15 @@ def test_a_group_beside_others_leaves_multiprocessors_to_them(options: Options, 
 
 
 def test_ops_called_by_name_leave_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager_plan, "topology_of", detected)
-    assert "reserve=8" in eager_plan._plan(PROBLEM, "tp", "cuda")
+    monkeypatch.setattr(auto_plan, "topology_of", detected)
+    assert "reserve=8" in str(auto_plan._plan(PROBLEM, "tp", "cuda"))
     monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS", "0")
-    assert "reserve" not in eager_plan._plan(PROBLEM, "tp", "cuda")
+    assert "reserve" not in str(auto_plan._plan(PROBLEM, "tp", "cuda"))
 
 
 def test_a_written_topology_is_that_of_groups_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager_plan, "topology_of", detected)
+    monkeypatch.setattr(auto_plan, "topology_of", detected)
     monkeypatch.setenv("FLUX_INDUCTOR_TOPOLOGY", "cuda ranks=4 link=nvlink")
-    assert "reserve=8" in eager_plan._plan(PROBLEM, "tp", "cuda")
+    assert "reserve=8" in str(auto_plan._plan(PROBLEM, "tp", "cuda"))
     monkeypatch.setenv("FLUX_INDUCTOR_TOPOLOGY", "cuda ranks=2 link=nvlink")
-    assert "reserve" not in eager_plan._plan(PROBLEM, "tp", "cuda")
+    assert "reserve" not in str(auto_plan._plan(PROBLEM, "tp", "cuda"))

@@ -1,0 +1,80 @@
+"""Plan "auto", which functions that are called by name pass: the strategy's choice, made when the op runs.
+
+Not when it is called: a trace (torch.compile, make_fx) may have no sizes to choose by, and must not wait for
+peers to say which hosts they run on. ops.py remembers the choice with the call that it was made for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flux_inductor.options import current
+from flux_inductor.planning.plan import PlanTable
+from flux_inductor.planning.problem import Layout, Problem
+from flux_inductor.planning.strategy import choose
+from flux_inductor.planning.topology import Topology
+from flux_inductor.runtime.detect import topology_of
+from flux_inductor.runtime.groups import group_size
+
+AUTO = "auto"
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def plan_gather(
+    x: Tensor, weights: Sequence[Tensor], group: str, dim: int, return_gathered: bool
+) -> PlanTable:
+    """The plan for all_gather_matmul of shard `x`, gathered along `dim`. The arguments were checked before.
+
+    Raises:
+        ValueError: a bad option, or no engine for the device.
+    """
+    problem = Problem(
+        kind="all_gather_matmul",
+        world=group_size(group),
+        strips=math.prod(x.shape[:dim]),
+        rows=math.prod(x.shape[dim:-1]),
+        columns=tuple(weight.shape[1] for weight in weights),
+        depth=x.shape[-1],
+        dtype=DTYPE_NAMES[x.dtype],
+        return_gathered=return_gathered,
+        layout=_layout(weights),
+    )
+    return _plan(problem, group, x.device.type)
+
+
+def plan_scatter(x: Tensor, weight: Tensor, addend: Tensor | None, group: str, dim: int) -> PlanTable:
+    """The plan for matmul_reduce_scatter of `x @ weight`, scattered along `dim`. All was checked before.
+
+    Raises:
+        ValueError: a bad option, or no engine for the device.
+    """
+    world = group_size(group)
+    by_columns = dim == x.dim() - 1
+    problem = Problem(
+        kind="matmul_reduce_scatter",
+        world=world,
+        strips=1 if by_columns else math.prod(x.shape[:dim]),
+        rows=math.prod(x.shape[:-1]) if by_columns else math.prod(x.shape[dim:-1]) // world,
+        columns=(weight.shape[1],),
+        depth=x.shape[-1],
+        dtype=DTYPE_NAMES[x.dtype],
+        split="columns" if by_columns else "rows",
+        addend=addend is not None,
+        layout=_layout([weight]),
+    )
+    return _plan(problem, group, x.device.type)
+
+
+def _layout(weights: Sequence[Tensor]) -> Layout:
+    return "k_major" if all(weight.stride(0) == 1 for weight in weights) else "n_major"
+
+
+def _plan(problem: Problem, group: str, device: str) -> PlanTable:
+    options = current()
+    written = Topology.parse(options.topology) if options.topology else None
+    topology = written if written and written.ranks == problem.world else topology_of(group, device)
+    return choose(problem, topology, options.strategy, reserve=options.reserve).plan
