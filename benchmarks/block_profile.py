@@ -14,11 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 CALLS = 3
 LARGEST = 18
 NAME_WIDTH = 76
-_KIND = {"GatedMainloop": "AG", "ScatterEpilogue": "RS"}
+_KIND = {"GatedMainloop": "AG", "ScatterKernel": "RS"}
 _ELEMENT = {"BF16": "bf16", "F16": "fp16"}
 # Long names arrive mangled, so that all is looked for in both spellings. A tile's height is the first number
 # after the schedule; its width is that of the instruction, since mangling abbreviates repeated numbers.
-_SCHEDULE = re.compile(r"KernelTmaWarpSpecialized(Cooperative|Pingpong).*?(?:C<(?:\(int\))?|ILi)(\d+)")
+_SCHEDULE = re.compile(r"KernelTmaWarpSpecialized(Cooperative|Pingpong|).*?(?:C<(?:\(int\))?|ILi)(\d+)")
 _INSTRUCTION = re.compile(r"MMA_64x(\d+)x16_F32(BF16|F16)")
 _N_MAJOR = re.compile(r"5MajorE0ELS[0-9A-Z]*_1E|Major\)0, \([\w:]*Major\)1")
 _QUALIFIERS = re.compile(r"^void |\(anonymous namespace\)::|\b\w+::")

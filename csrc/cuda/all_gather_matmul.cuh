@@ -28,12 +28,14 @@ struct AllGatherMatmulTraits {
       typename Config::Cluster, cutlass::epilogue::collective::EpilogueTileAuto, float, float, void,
       RowStride, 8, Element, RowStride, 8, typename Config::EpilogueSchedule,
       AddBias>::CollectiveOp;
-  using PlainMainloop = Mainloop<Config, type, layout, PlainEpilogue>;
+  using PlainMainloop =
+      Mainloop<Config, type, layout,
+               cutlass::gemm::collective::StageCountAutoCarveout<
+                   static_cast<int>(sizeof(typename PlainEpilogue::SharedStorage)) + 64>>;
   template <class Epilogue>
   using KernelWith = cutlass::gemm::kernel::GemmUniversal<
       cute::Shape<int, int, int, int>, GatedMainloop<PlainMainloop>, Epilogue, FixedTileScheduler>;
   // The buffers of what is kept get the shared memory that the mainloop's stages leave.
-  static constexpr int kSharedMemory = cutlass::gemm::collective::detail::sm90_smem_capacity_bytes;
   using Epilogue =
       KeepingEpilogue<PlainEpilogue,
                       keeping_buffer_bytes(kSharedMemory -
@@ -94,7 +96,10 @@ struct AllGatherMatmulTraits {
     epilogue.keep = keep(p);
     epilogue.succession = p.succession;
     arguments.scheduler.order = order(p);
-    launch_kernel<Kernel>(arguments, p.multiprocessors, stream);
+    arguments.hw_info.sm_count = p.multiprocessors;
+    arguments.hw_info.max_active_clusters = resident_clusters<Kernel>();
+    auto params = Kernel::to_underlying_arguments(arguments, nullptr);
+    launch_kernel<Kernel>(params, Kernel::get_grid_shape(params), stream);
   }
 
   static AllGatherMatmulKernel entry() {

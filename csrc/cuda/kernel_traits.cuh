@@ -21,8 +21,8 @@
 namespace flux_inductor::cuda {
 
 // TileM x TileN x 64 per thread block; clusters of ClusterM x ClusterN blocks share loads by
-// multicast. Cooperative: two warpgroups halve one tile. Pingpong: each has its own, one multiplies
-// while the other stores.
+// multicast. Cooperative: two warpgroups halve one tile (one has a tile of 64 rows). Pingpong: each
+// has its own, one multiplies while the other stores.
 template <int TileM, int TileN, int ClusterM, int ClusterN, bool Pingpong = false>
 struct TileConfig {
   static constexpr Tile tile{TileM, TileN, 64, ClusterM, ClusterN, Pingpong};
@@ -30,7 +30,8 @@ struct TileConfig {
   using Cluster = cute::Shape<cute::Int<ClusterM>, cute::Int<ClusterN>, cute::_1>;
   using KernelSchedule =
       std::conditional_t<Pingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
-                         cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
+                         std::conditional_t<TileM == 64, cutlass::gemm::KernelTmaWarpSpecialized,
+                                            cutlass::gemm::KernelTmaWarpSpecializedCooperative>>;
   using EpilogueSchedule = std::conditional_t<Pingpong, cutlass::epilogue::TmaWarpSpecialized,
                                               cutlass::epilogue::TmaWarpSpecializedCooperative>;
 };
@@ -57,14 +58,14 @@ WeightStride<layout> weight_stride(int64_t leading) {
   }
 }
 
-template <class Config, ElementType type, WeightLayout layout, class Epilogue>
+// Stages: CUTLASS's StageCount or StageCountAutoCarveout.
+template <class Config, ElementType type, WeightLayout layout, class Stages>
 using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementOf<type>, RowStride, 8,
     ElementOf<type>, WeightStride<layout>, 8, float, typename Config::Shape,
-    typename Config::Cluster,
-    cutlass::gemm::collective::StageCountAutoCarveout<
-        static_cast<int>(sizeof(typename Epilogue::SharedStorage)) + 64>,
-    typename Config::KernelSchedule>::CollectiveOp;
+    typename Config::Cluster, Stages, typename Config::KernelSchedule>::CollectiveOp;
+
+inline constexpr int kSharedMemory = cutlass::gemm::collective::detail::sm90_smem_capacity_bytes;
 
 // How every grid of a kernel is launched, but for its size and stream.
 template <class Kernel>
@@ -117,15 +118,11 @@ int resident_clusters() {
 // programmatic launch, beside the end of the kernel before, would save 1 us at most, and nothing
 // where the copy stream forks off between the two.
 template <class Kernel>
-void launch_kernel(typename Kernel::Arguments& arguments, int multiprocessors,
-                   cudaStream_t stream) {
-  arguments.hw_info.sm_count = multiprocessors;
-  arguments.hw_info.max_active_clusters = resident_clusters<Kernel>();
-  auto params = Kernel::to_underlying_arguments(arguments, nullptr);
+void launch_kernel(typename Kernel::Params const& params, dim3 grid, cudaStream_t stream) {
   LaunchConfig<Kernel> config;
-  config.gridDim = Kernel::get_grid_shape(params);
+  config.gridDim = grid;
   config.stream = stream;
-  void* parameters[] = {&params};
+  void* parameters[] = {const_cast<typename Kernel::Params*>(&params)};
   auto* function = reinterpret_cast<void const*>(cutlass::device_kernel<Kernel>);
   check_cuda(cudaLaunchKernelExC(&config, function, parameters), "launch of a fused kernel");
 }

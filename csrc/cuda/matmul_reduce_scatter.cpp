@@ -26,7 +26,7 @@ TileOrder scatter_order(MatmulReduceScatter const& p, Tile const& tile) {
 ScatterChunks scatter_cut(MatmulReduceScatter const& p, Tile const& tile) {
   TileOrder order = scatter_order(p, tile);
   Cut groups(order.groups(), p.chunk_groups, p.first_groups, p.last_groups);
-  return ScatterChunks(order, p.chunk_columns, groups, p.first_groups > 0);
+  return ScatterChunks(order, p.chunk_columns, groups);
 }
 
 int scatter_chunks_per_part(MatmulReduceScatter const& p, Tile const& tile) {

@@ -24,19 +24,14 @@ struct TileBlock {
 class ScatterChunks {
  public:
   ScatterChunks() = default;
-  // `groups` is the cut of a part's groups; `early`: whether its first chunk was made small, in
-  // order to leave early.
-  ScatterChunks(TileOrder const& order, int columns_of_chunk, Cut const& groups, bool early)
+  // `groups` is the cut of a part's groups.
+  ScatterChunks(TileOrder const& order, int columns_of_chunk, Cut const& groups)
       : groups_(groups),
         columns_(columns_of_chunk),
         per_group_(ceil_div(order.cluster_columns(), columns_of_chunk)),
-        per_part_(per_group_.value() * groups.chunks()),
-        early_(early) {}
+        per_part_(per_group_.value() * groups.chunks()) {}
 
-  FLUX_HOST_DEVICE int per_part() const { return per_part_.value(); }
-  FLUX_HOST_DEVICE bool early() const { return early_; }
-  // Of a counter: those of a part's chunks lie side by side.
-  FLUX_HOST_DEVICE int part_of(int counter) const { return per_part_.divide(counter); }
+  FLUX_HOST_DEVICE int per_part() const { return per_part_; }
   FLUX_HOST_DEVICE int chunk_of(TileOrder const& order, int strip, int m, int n) const {
     return groups_.chunk_of(order.group_of(strip, m)) * per_group_.value() +
            columns_.divide(order.cluster_column(n));
@@ -59,8 +54,7 @@ class ScatterChunks {
   Cut groups_;
   Divider columns_;  // of clusters in a chunk
   Divider per_group_;
-  Divider per_part_;
-  bool early_ = false;
+  int per_part_ = 1;
 };
 
 }  // namespace flux_inductor::cuda

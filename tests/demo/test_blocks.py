@@ -86,16 +86,17 @@ AG_KERNEL = (
     "E1ELSW_1EEEE15KeepingEpilogueILi4EEE"
 )
 RS_KERNEL = (
-    "_ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalINS1_34MainloopSm90TmaGmmaWarpSpecializedILi3ENS5_"
-    "IJNS4_1CILi2EEENSA_ILi1EEESC_EEENS1_35KernelTmaWarpSpecializedCooperativeEEENS5_IJNSA_ILi256EEENSA_ILi192"
-    "EEENSA_ILi64EEEEE26MMA_64x192x16_F32F16F16_SSILNSR_5MajorE0ELST_1ELNSR_7ScaleInE1ELSU_1EEEEE13flux_induct"
-    "or4cuda15ScatterEpilogueILi2EEE"
+    "_ZN7cutlass13device_kernelIN13flux_inductor4cuda13ScatterKernelINS2_10TileConfigILi256ELi192ELi2ELi1ELb0EEEL"
+    "NS2_11ElementTypeE1ENS_4gemm10collective13CollectiveMmaINS7_34MainloopSm90TmaGmmaWarpSpecializedILi3EN4cute5"
+    "tupleIJNSB_1CILi2EEENSD_ILi1EEESF_EEENS7_35KernelTmaWarpSpecializedCooperativeEEENSC_IJNSD_ILi256EEENSD_ILi1"
+    "92EEENSD_ILi64EEEEEE26MMA_64x192x16_F32F16F16_SSILNST_5MajorE0ELSV_1ELNST_7ScaleInE1ELSW_1EEEEEE"
 )
 RS_DEMANGLED = (
-    "void cutlass::device_kernel<GemmUniversal<MainloopSm90TmaGmmaWarpSpecialized<4, cute::tuple<cute::C<2>, "
-    "cute::C<1>, cute::C<1> >, cutlass::gemm::KernelTmaWarpSpecializedCooperative>, tuple<cute::C<128>, "
-    "cute::C<256>, cute::C<64> >, cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<(cute::SM90::GMMA::Major)0, "
-    "(cute::SM90::GMMA::Major)1, (cute::SM90::GMMA::ScaleIn)1>, flux_inductor::cuda::ScatterEpilogue<x> > >"
+    "void cutlass::device_kernel<flux_inductor::cuda::ScatterKernel<flux_inductor::cuda::TileConfig<64, 256, 2, "
+    "1, false>, (flux_inductor::cuda::ElementType)0, CollectiveMma<MainloopSm90TmaGmmaWarpSpecialized<5, "
+    "cute::tuple<cute::C<2>, cute::C<1>, cute::C<1> >, cutlass::gemm::KernelTmaWarpSpecialized>, "
+    "tuple<cute::C<64>, cute::C<256>, cute::C<64> >, cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<(cute::"
+    "SM90::GMMA::Major)0, (cute::SM90::GMMA::Major)1, (cute::SM90::GMMA::ScaleIn)1> > > >"
 )
 THEIRS = (
     "void cutlass::device_kernel<KernelTmaWarpSpecializedCooperative, cute::C<128>, cute::C<256>, "
@@ -108,7 +109,7 @@ THEIRS = (
     [
         (AG_KERNEL, "ours AG 128x128 bf16 pingpong"),
         (RS_KERNEL, "ours RS 256x192 fp16 n_major"),
-        (RS_DEMANGLED, "ours RS 128x256 bf16 n_major"),
+        (RS_DEMANGLED, "ours RS 64x256 bf16 n_major"),
         ("_ZN13flux_inductor4cuda12_GLOBAL__N_117enter_call_kernelENS0_9CallEntryE", "ours enter_call"),
         ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN", "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN"),
         ("Memcpy PtoP (Device -> Device)", "Memcpy PtoP (Device -> Device)"),

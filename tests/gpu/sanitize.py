@@ -3,8 +3,8 @@
     compute-sanitizer --tool memcheck python -m tests.gpu.sanitize
     compute-sanitizer --tool racecheck --kernel-regex kns=device_kernel python -m tests.gpu.sanitize
 
-Two ranks played by one process; a cooperative and a pingpong tile, a gathered tensor that is kept, both
-transports of matmul_reduce_scatter. The tool may let one rank's kernel run only after the other's, so no
+Two ranks played by one process; a cooperative tile and one of the other kind, a gathered tensor that is kept,
+both transports of matmul_reduce_scatter. The tool may let one rank's kernel run only after the other's, so no
 kernel may wait for another: a gather's chunks are pushed before any kernel starts, and a scatter finds all
 partials declared as there already. So only gathers have results to compare; the tool watches all accesses.
 """
@@ -25,7 +25,8 @@ from tests.gpu.numerics import product, randoms, relative_error, weight
 from tests.gpu.virtual_ranks import AllGatherMatmulCall, MatmulReduceScatterCall, VirtualGroup
 
 WORLD = 2
-TILES = ("128x192x64/2x1", "128x128x64/2x1/pingpong")
+GATHER_TILES = ("128x192x64/2x1", "128x128x64/2x1/pingpong")
+SCATTER_TILES = ("128x192x64/2x1", "64x256x64/2x1")  # of two warpgroups, and of one
 MULTIPROCESSORS = 4
 WAIT_LIMIT_NS = 300_000_000_000
 LATER = 1 << 20  # an epoch that these calls do not reach
@@ -38,13 +39,13 @@ class FewKernels:
         return getattr(kernels, name)
 
     def all_gather_matmul_kernels(self) -> list[Any]:
-        return self._used(kernels.all_gather_matmul_kernels())
+        return self._used(kernels.all_gather_matmul_kernels(), GATHER_TILES)
 
     def matmul_reduce_scatter_kernels(self) -> list[Any]:
-        return self._used(kernels.matmul_reduce_scatter_kernels())
+        return self._used(kernels.matmul_reduce_scatter_kernels(), SCATTER_TILES)
 
-    def _used(self, entries: list[Any]) -> list[Any]:
-        return [e for e in entries if e.tile in TILES and (e.element, e.layout) == ("bf16", "k_major")]
+    def _used(self, entries: list[Any], tiles: tuple[str, ...]) -> list[Any]:
+        return [e for e in entries if e.tile in tiles and (e.element, e.layout) == ("bf16", "k_major")]
 
 
 def small_group() -> VirtualGroup:
@@ -106,9 +107,10 @@ def main() -> None:
     if kernels is None:
         raise SystemExit("tests.gpu.sanitize needs a Hopper GPU and the CUDA kernels")
     vars(virtual_ranks)["kernels"] = FewKernels()
-    for tile in TILES:
+    for tile in GATHER_TILES:
         for keep in (False, True):
             gather(tile, keep)
+    for tile in SCATTER_TILES:
         for direction in ("push", "store"):
             scatter(tile, direction)
 

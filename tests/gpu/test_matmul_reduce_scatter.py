@@ -179,7 +179,7 @@ def test_few_multiprocessors_on_some_ranks(world: int, tile: str, addend: bool, 
 @pytest.mark.parametrize("multiprocessors", [2, 8, 64])
 @pytest.mark.parametrize("tile", TILES)
 def test_each_tile_is_counted_once(tile: str, multiprocessors: int, addend: bool) -> None:
-    """Urgent or not, the last one of its block or not, or in a cluster's padding.
+    """The last one of its block or not, or in a cluster's padding.
 
     One count too many and a chunk would leave before its last tile is stored; but only sometimes, so that the
     results need not show it. By the kernel alone, without copies; rank 1's partials seem to be there.
@@ -360,5 +360,5 @@ def stress(tile: str, world: int) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("tile", TILES)
 def test_many_random_problems(tile: str, world: int) -> None:
-    """Tiles with no, one and several sources in any order: what the pingpong kernel must bear."""
+    """Tiles with no, one and several sources in any order, whose steps share the stages of one pipeline."""
     run_in_process(stress, tile, world, seconds=300)
