@@ -84,7 +84,8 @@ class KernelModel:
         rate: of one multiprocessor, TFLOP/s; traffic: its loss by loads, per (1/m + 1/n) of a tile.
         last: a last round of which a share f is filled takes f ** last of a round: idle multiprocessors
             leave their power to the others, but the deepest tile still has its depth.
-        lockstep: share of a round that a reduce_scatter loses where all tiles for peers fit into one.
+        lockstep: share of a round that a reduce_scatter loses where all tiles for peers fit into one, and
+            leave by copies.
         handover: between the two warpgroups of a pingpong tile, us.
         sweep: loss by operands that a narrow sweep reads more often, see fit.sweep_loss.
         epilogue: stores and counters of a cooperative tile of 128 x 256 of a reduce_scatter, us.
@@ -213,23 +214,23 @@ KERNEL = KernelModel(
     rate=Quantity(7.08, "TFLOP/s", _ALONE),
     traffic=Quantity(13.1, "", _ALONE),
     last=Quantity(0.1, "", _ALONE),
-    lockstep=Quantity(0.2, "", _ENGINE),
+    lockstep=Quantity(0.17, "", _ENGINE),
     handover=Quantity(0.7, "us", _ENGINE),
     sweep=Quantity(0.02, "", _KERNELS),
-    epilogue=Quantity(2.7, "us", _KERNELS),
-    addition=Quantity(7.0, "us", _FUSED),
+    epilogue=Quantity(1.5, "us", _ENGINE),
+    addition=Quantity(3.9, "us", _ENGINE),
     partial=Quantity(2.2, "us", "estimate, to be measured: 64 KB at a share of the memory's rate"),
     launch=Quantity(8.3, "us", _ALONE),
     fork=Quantity(1.2, "us", _FUSED),
     host=Quantity(26, "us", "a gather of one chunk by name, 30 us with its copy; torch.mm there: 17 us"),
     copy=Quantity(4.2, "us", "two asynchronous copies, host of two H200"),
     chunk=Quantity(5, "us", _ENGINE),
-    block=Quantity(10, "us", _ENGINE),
+    block=Quantity(8, "us", _ENGINE),
     copies=Quantity(350, "GB/s", _ENGINE),
     blocks=Quantity(350, "GB/s", _ENGINE),
     gather_interference=Quantity(0.07, "", _ENGINE),
-    scatter_interference=Quantity(0.1, "", _ENGINE),
-    stores=Quantity(300, "GB/s", _ENGINE),
+    scatter_interference=Quantity(0.13, "", _ENGINE),
+    stores=Quantity(400, "GB/s", _ENGINE),
     stall=Quantity(0.5, "", _ENGINE),
     kept=Quantity(600, "GB/s", _ESTIMATE),
     keeping=Quantity(0.97, "us", "256x160 tiles keeping 134 MB in 550 us, one H200"),

