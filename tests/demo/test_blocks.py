@@ -92,8 +92,8 @@ RS_KERNEL = (
     "92EEENSD_ILi64EEEEEE26MMA_64x192x16_F32F16F16_SSILNST_5MajorE0ELSV_1ELNST_7ScaleInE1ELSW_1EEEEEE"
 )
 RS_DEMANGLED = (
-    "void cutlass::device_kernel<flux_inductor::cuda::ScatterKernel<flux_inductor::cuda::TileConfig<64, 256, 2, "
-    "1, false>, (flux_inductor::cuda::ElementType)0, CollectiveMma<MainloopSm90TmaGmmaWarpSpecialized<5, "
+    "void cutlass::device_kernel<flux_inductor::cuda::ScatterKernel<flux_inductor::cuda::TileConfig<64, 256, "
+    "2, 1, false>, (flux_inductor::cuda::ElementType)0, CollectiveMma<MainloopSm90TmaGmmaWarpSpecialized<5, "
     "cute::tuple<cute::C<2>, cute::C<1>, cute::C<1> >, cutlass::gemm::KernelTmaWarpSpecialized>, "
     "tuple<cute::C<64>, cute::C<256>, cute::C<64> >, cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<(cute::"
     "SM90::GMMA::Major)0, (cute::SM90::GMMA::Major)1, (cute::SM90::GMMA::ScaleIn)1> > > >"
