@@ -51,8 +51,10 @@ def uneven(problem: Problem, even: Plan, menu: Menu) -> tuple[Plan, ...]:
     def first_us(tiles: Grid) -> float:
         return op_us(problem, next(plans(tiles)))
 
-    # Slices serve a single row of tiles, too; the ends of a scatter's part are no smaller than one.
-    long = [each for each in grids if each.rows > 1 or problem.kind == "all_gather_matmul"]
+    # Slices serve a single row of tiles, too, unless what was gathered is kept: its stores then follow the
+    # last one (measured 1.10, where even chunks take 1.06). The ends of a scatter's part are at least a row.
+    single = problem.kind == "all_gather_matmul" and not problem.return_gathered
+    long = [each for each in grids if single or each.rows > 1]
     near = [plan for tiles in sorted(long, key=first_us)[:TILES] for plan in plans(tiles)]
     best = min(near, key=lambda plan: op_us(problem, plan), default=even)
     return (best,) if op_us(problem, best) < (1 - GAIN) * even_us else ()
