@@ -26,7 +26,7 @@ struct MatmulReduceScatter {
   // this rank's part arrive.
   void* parts[kMaxRanks];
   void const* partials[kMaxRanks];
-  // Transport by epilogue stores: parts[i], i != rank, lies in rank i's memory, and the kernel
+  // Transport by the kernel's stores: parts[i], i != rank, lies in rank i's memory, and the kernel
   // itself raises delivered[i][rank * chunks_per_part + chunk] there to the epoch. Null: someone
   // else moves the chunks.
   Epoch* delivered[kMaxRanks];

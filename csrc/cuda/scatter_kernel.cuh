@@ -18,8 +18,8 @@
 // travel on. In CUTLASS's own kernels, from which this one has its roles and its pipeline, the
 // multiplying warps wait for most of that: their buffers are small beside a tile.
 //
-// Rule R1: scatter_output.cuh. The store warp never waits for the load warp's next tile: what it
-// needs of a tile is loaded when the load warp has left that tile's last step.
+// Rule R1: scatter_output.cuh. What the store warp needs of a tile is loaded when the load warp has
+// left that tile's last step.
 #pragma once
 
 #include "kernel_traits.cuh"  // before other headers of CuTe, which it configures
@@ -50,7 +50,7 @@ class ScatterKernel {
   using Pipeline = typename Mainloop::MainloopPipeline;
   using State = typename Mainloop::PipelineState;
   using Barrier = cutlass::arch::ClusterBarrier;
-  // Counts the steps without operands. As many as there are stages may be under way.
+  // Counts the steps without operands, whose barriers take turns.
   using Handover = cutlass::PipelineState<kStages>;
 
   enum Warp { kLoad = 0, kSchedule = 1, kStore = 2 };

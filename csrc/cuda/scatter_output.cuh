@@ -10,9 +10,11 @@
 // Rule R1: nobody waits for partials while the block owes a counter. The load warp waits for them,
 // between the last step of tile j along K and its first source; by then it has loaded all that the
 // tiles before need, sources included. So their multiplying warps come to their ends, and the store
-// warp, which waits for these alone, stores them and raises their counters. The same holds for the
-// other blocks of the cluster, whose operands are loaded in turn: their load warps wait at the same
-// place of the same tile, or behind it.
+// warp stores them and raises their counters. It waits for them, and for the claim behind its tile,
+// hence for all warps of the cluster to have begun with its own: while it owes a counter, the tiles
+// before are peers', for which no load warp waits. The same holds for the other blocks of the
+// cluster, whose operands are loaded in turn: their load warps wait at the same place of the same
+// tile, or behind it.
 //
 // A signal that the kernel raises stands for stores of many blocks. For each of them: its bulk
 // stores are complete and visible to the thread that waited for them; that one releases by adding

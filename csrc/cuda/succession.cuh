@@ -6,7 +6,7 @@
 
 namespace flux_inductor::cuda {
 
-// By the load warp of every block's epilogue, when it has done all else.
+// By one warp of every block, when it has done all else.
 __device__ __forceinline__ void prepare_next_call(Succession const& succession, Epoch const* epoch,
                                                   WaitLimit const& limit, int rank) {
   if (succession.next_epoch == nullptr || (blockIdx.x | blockIdx.y | blockIdx.z) != 0) return;

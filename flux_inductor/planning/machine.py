@@ -88,7 +88,7 @@ class KernelModel:
             leave by copies.
         handover: between the two warpgroups of a pingpong tile, us.
         sweep: loss by operands that a narrow sweep reads more often, see fit.sweep_loss.
-        epilogue: stores and counters of a cooperative tile of 128 x 256 of a reduce_scatter, us.
+        epilogue: from the product of a tile of 128 x 256 of a reduce_scatter to the next one's start, us.
         addition: from a peer's partial of such a tile to the stored sum, us.
         partial: what each further peer's adds to it, us.
     A call

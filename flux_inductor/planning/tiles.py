@@ -27,7 +27,7 @@ class Tile:
         m, n, k: rows, columns, and depth of one step of the mainloop.
         cluster_m, cluster_n: blocks of a cluster.
         pingpong: two warpgroups take turns at whole tiles, so that one stores while the other multiplies;
-            otherwise they share one tile ("cooperative").
+            otherwise they share one tile ("cooperative"), and one warpgroup has a tile of 64 rows.
     """
 
     m: int

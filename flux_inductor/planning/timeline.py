@@ -53,9 +53,10 @@ class Rounds:
         full, rest = divmod(tiles, self.at_once)
         return self.us * (full + ((rest / self.at_once) ** KERNEL.last.value if rest else 0.0))
 
-    def rest(self, tiles: int) -> float:
-        """Of the last tiles. Where all run at once, those before share the device with them to the end."""
-        return self.time(self.all_tiles if self.all_tiles <= self.at_once else tiles)
+    def rest(self, tiles: int, start: float) -> float:
+        """Of the last tiles, from `start` on. Where all run at once, those before may still be there."""
+        shared = self.all_tiles <= self.at_once and start < self.us
+        return self.time(self.all_tiles if shared else tiles)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def gather_us(
     for index, launch in enumerate(launches):
         end += KERNEL.launch.value + launch.time(launch.all_tiles)
         for place, chunk, first, last in arrivals:  # copies run while the kernel is launched
-            rounds = launch.rest((launch.parts - place) * launch.tiles - chunk.before[index])
+            rounds = launch.rest((launch.parts - place) * launch.tiles - chunk.before[index], first)
             begun = min(launch.us, rounds) * (chunk.slices - 1) / chunk.slices
             end = max(end, max(first, last - begun) + rounds)
     if keep:

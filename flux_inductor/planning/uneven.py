@@ -51,10 +51,8 @@ def uneven(problem: Problem, even: Plan, menu: Menu) -> tuple[Plan, ...]:
     def first_us(tiles: Grid) -> float:
         return op_us(problem, next(plans(tiles)))
 
-    # Slices serve a single row of tiles, too, unless what was gathered is kept: its stores then follow the
-    # last one (measured 1.10, where even chunks take 1.06). The ends of a scatter's part are at least a row.
-    single = problem.kind == "all_gather_matmul" and not problem.return_gathered
-    long = [each for each in grids if single or each.rows > 1]
+    # Slices serve a single row of clusters, too; the ends of a scatter's part are at least one.
+    long = [each for each in grids if each.rows > 1 or problem.kind == "all_gather_matmul"]
     near = [plan for tiles in sorted(long, key=first_us)[:TILES] for plan in plans(tiles)]
     best = min(near, key=lambda plan: op_us(problem, plan), default=even)
     return (best,) if op_us(problem, best) < (1 - GAIN) * even_us else ()
@@ -73,8 +71,10 @@ def _gathers(problem: Problem, bare: Plan, tiles: Grid) -> Iterator[Plan]:
         # It begins with a cluster: whatever lies before one would hold a cluster of its own.
         last = extent - max(tiles.rows - rows, 0) * tiles.height
         # Other shards than the last are cut by `chunk` alone.
+        # A kept tensor's stores would all follow the last slice (measured 1.10, even chunks take 1.06).
+        counts = slices if last < extent or not problem.return_gathered else []
         for chunk in _between(extent - last, tiles.height) if last < extent else [extent]:
-            for count in (*reversed(slices), 0):
+            for count in (*reversed(counts), 0):
                 yield replace(bare, chunk=chunk, last=last, slices=count, tile=str(tiles.tile))
 
 
