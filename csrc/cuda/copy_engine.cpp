@@ -45,10 +45,9 @@ void send_signal(Epoch* signal, Epoch const* epoch, cudaStream_t stream) {
 }
 
 void wait_for_counter(uint32_t* counter, uint32_t at_least, cudaStream_t stream) {
-  auto result = cuStreamWaitValue32(stream, reinterpret_cast<CUdeviceptr>(counter), at_least,
-                                    CU_STREAM_WAIT_VALUE_GEQ);
-  if (result != CUDA_SUCCESS)
-    throw std::runtime_error("cuStreamWaitValue32: error " + std::to_string(result));
+  check_cuda(cuStreamWaitValue32(stream, reinterpret_cast<CUdeviceptr>(counter), at_least,
+                                 CU_STREAM_WAIT_VALUE_GEQ),
+             "cuStreamWaitValue32");
 }
 
 // Rows and columns of a shard, in every strip.

@@ -40,7 +40,9 @@ struct MatmulReduceScatterTraits {
     params.bias = static_cast<Element const*>(p.bias);
     params.output = output(p);
     params.tiles = {params.output.order, p.claims};
-    dim3 grid = Kernel::grid(params.output.order, p.multiprocessors, resident_clusters<Kernel>());
+    TileOrder const& order = params.tiles.order;
+    int clusters = order.clusters_at_work(p.multiprocessors, resident_clusters<Kernel>());
+    dim3 grid(order.cluster_m(), order.cluster_n() * clusters, 1);
     launch_kernel<Kernel>(params, grid, stream);
   }
 

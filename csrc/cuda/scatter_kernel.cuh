@@ -65,9 +65,7 @@ class ScatterKernel {
   static constexpr uint32_t kStageBytes = U::kBytesA + U::kBytesB;
   static constexpr int kSmallThings = 1024;  // barriers, and what aligns buffers
   static constexpr int kLeft = kSharedMemory - kSmallThings - kStages * int(kStageBytes);
-  static constexpr int kSpare = kLeft < 0                       ? 0
-                                : kLeft / U::kBytes < U::kCount ? kLeft / U::kBytes
-                                                                : U::kCount;
+  static constexpr int kSpare = std::clamp(kLeft / U::kBytes, 0, U::kCount);
   static constexpr int kBorrowed = U::kCount - kSpare;
 
  public:
@@ -94,13 +92,6 @@ class ScatterKernel {
   static constexpr int SharedStorageSize = sizeof(SharedStorage);
 
   static dim3 get_block_shape() { return dim3(MaxThreadsPerBlock, 1, 1); }
-
-  // One dimension tells the block of a cluster, the other one the cluster: as many as fit the
-  // multiprocessors that it may use.
-  static dim3 grid(TileOrder const& order, int multiprocessors, int resident) {
-    int clusters = std::min({multiprocessors / kBlocks, resident, order.clusters()});
-    return dim3(order.cluster_m(), order.cluster_n() * std::max(clusters, 1), 1);
-  }
 
   CUTLASS_DEVICE void operator()(Params const& params, char* shared) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

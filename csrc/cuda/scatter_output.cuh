@@ -63,8 +63,8 @@ class ScatterOutput {
 
   // Of what the first tiles are stored with, and the own ones.
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
-    cute::prefetch_tma_descriptor(descriptor(&params.parts[params.order.first_part()]));
-    cute::prefetch_tma_descriptor(descriptor(&params.parts[params.rank]));
+    cute::prefetch_tma_descriptor(&params.parts[params.order.first_part()]);
+    cute::prefetch_tma_descriptor(&params.parts[params.rank]);
   }
 
   CUTLASS_DEVICE explicit ScatterOutput(Params const& params) : params_(params) {}
@@ -103,9 +103,6 @@ class ScatterOutput {
   }
 
  private:
-  CUTLASS_DEVICE static cute::TmaDescriptor const* descriptor(CUtensorMap const* map) {
-    return reinterpret_cast<cute::TmaDescriptor const*>(map);
-  }
   CUTLASS_DEVICE bool is_own(WorkTile const& tile) const { return tile.place.part == params_.rank; }
   CUTLASS_DEVICE int chunk_of(WorkTile const& tile) const {
     return params_.chunks.chunk_of(params_.order, tile.place.strip, tile.place.m, tile.place.n);

@@ -9,6 +9,8 @@
 // that waits while it owes one that others wait for), and the last group of a part may be smaller.
 #pragma once
 
+#include <algorithm>
+
 #include "divider.h"
 
 namespace flux_inductor::cuda {
@@ -70,6 +72,11 @@ class TileOrder {
   FLUX_HOST_DEVICE int clusters_per_part() const { return per_part_.value(); }
   FLUX_HOST_DEVICE int clusters() const { return parts_.value() * per_part_.value(); }
   FLUX_HOST_DEVICE int rows_of_group(int g) const { return rows_divider(g).value(); }
+  // Clusters to launch: as many as fit the multiprocessors that they may use, and are of use.
+  int clusters_at_work(int multiprocessors, int resident) const {
+    int fit = std::min(multiprocessors / (cluster_m() * cluster_n()), resident);
+    return std::max(1, std::min(fit, clusters()));
+  }
 
   // Tile of the block (cta_m, cta_n) of the index-th cluster; 0 <= index < clusters().
   FLUX_HOST_DEVICE TilePlace at(int index, int cta_m, int cta_n) const {

@@ -7,8 +7,6 @@
 // with order.
 #pragma once
 
-#include <algorithm>
-
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
 #include "tile_order.h"
@@ -51,16 +49,13 @@ class FixedTileScheduler : public PersistentScheduler {
     return params;
   }
 
-  // (cluster_m, cluster_n * clusters): blockIdx.y tells the cluster, as many as fit the
-  // multiprocessors we may use.
+  // (cluster_m, cluster_n * clusters): blockIdx.y tells the cluster.
   template <class ProblemShape, class TileShape, class ClusterShape>
   static dim3 get_grid_shape(Params const& params, ProblemShape, TileShape, ClusterShape,
                              cutlass::KernelHardwareInfo const& hardware,
                              PersistentArguments = {}) {
     TileOrder const& order = params.order;
-    int fit = std::min(hardware.sm_count / (order.cluster_m() * order.cluster_n()),
-                       hardware.max_active_clusters);
-    int clusters = std::max(1, std::min(fit, order.clusters()));
+    int clusters = order.clusters_at_work(hardware.sm_count, hardware.max_active_clusters);
     return dim3(order.cluster_m(), order.cluster_n() * clusters, 1);
   }
 

@@ -273,9 +273,17 @@ def test_shards_in_strips_are_gathered_in_even_chunks() -> None:
     assert not any(plan.last for plan in candidates(problem, "cuda"))
 
 
+# Of 256 rows on two ranks. Measured for the first one: 1.17 and 1.23 of the product alone, unfused 1.28 and
+# 1.31; the second one is predicted to gain as much, but was not measured.
+FUSED_DECODE: list[tuple[Kind, int, int]] = [
+    ("matmul_reduce_scatter", 8192, 14336),
+    ("matmul_reduce_scatter", 8192, 4096),
+]
+
+
 @pytest.mark.parametrize("world", [2, 4, 8])
 @pytest.mark.parametrize("depth", [4096, 8192])
-@pytest.mark.parametrize("m", [8, 16, 64, 128])
+@pytest.mark.parametrize("m", [8, 16, 64, 128, 256])
 def test_decode_is_left_unfused_on_cuda(m: int, depth: int, world: int) -> None:
     """Llama 8B and 70B: one token of each of a few sequences."""
     width = {4096: 14336, 8192: 28672}[depth]
@@ -287,7 +295,8 @@ def test_decode_is_left_unfused_on_cuda(m: int, depth: int, world: int) -> None:
     ]
     for kind, n, k in pairs:
         problem = Problem(kind, world, 1, m // world, (n,), k, "bf16")
-        assert not decide(problem, "cuda").fused, problem
+        pays = (m, world) == (256, 2) and (kind, n, k) in FUSED_DECODE
+        assert decide(problem, "cuda").fused == pays, problem
 
 
 def test_a_cpu_plan_reserves_nothing() -> None:

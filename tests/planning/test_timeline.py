@@ -209,7 +209,7 @@ def test_what_is_predicted_fastest_was_measured_nearly_fastest(
 def test_predictions_are_near_the_clock(kind: Kind) -> None:
     errors = [abs(one.predicted / one.us - 1) for found in measured(kind).values() for one in found]
     assert sorted(errors)[len(errors) // 2] < 0.03
-    assert sorted(errors)[len(errors) * 9 // 10] < 0.09
+    assert sorted(errors)[len(errors) * 9 // 10] < (0.07 if kind == "all_gather_matmul" else 0.09)
 
 
 def engine_runs() -> dict[tuple[str, Kind, int, int, int], list[Measured]]:
@@ -233,7 +233,8 @@ def test_what_is_predicted_fastest_is_nearly_the_fastest_of_the_engine(
     chosen = min(COMPARED[key], key=lambda one: one.predicted)
     fastest = min(one.us for one in COMPARED[key])
     # Of small products the fixed costs count, which are known less well.
-    assert chosen.us <= (1.04 if fastest > 100 else 1.1) * fastest, chosen.plan
+    regret = (1.03 if key[0] == "plans" else 1.04) if fastest > 100 else 1.1
+    assert chosen.us <= regret * fastest, chosen.plan
 
 
 def test_predictions_are_near_the_engine() -> None:
