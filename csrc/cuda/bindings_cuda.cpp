@@ -133,6 +133,18 @@ void bind_module(py::module_& m) {
         [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p) {
           return scatter_chunks_per_part(p, kernel.tile);
         });
+  // (part, chunk) of every cluster, by the claim that gets it.
+  m.def("scatter_order",
+        [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p, int clusters) {
+          TileOrder order = scatter_order(p, kernel.tile, clusters);
+          ScatterChunks chunks = scatter_cut(p, kernel.tile);
+          std::vector<std::pair<int, int>> places;
+          for (int claim = 0; claim < order.clusters(); ++claim) {
+            TilePlace place = order.at(claim, 0, 0);
+            places.emplace_back(place.part, chunks.chunk_of(order, place.strip, place.m, place.n));
+          }
+          return places;
+        });
   m.def("push_shard", [](AllGatherMatmul const& p, Addresses const& gathered,
                          Addresses const& signals, Address stream) {
     ShardPush push{};

@@ -2,6 +2,8 @@
 // between. The twin of planning/schedule.py's cut(), which says what uneven chunks are good for.
 #pragma once
 
+#include <algorithm>
+
 #include "divider.h"
 
 namespace flux_inductor::cuda {
@@ -35,6 +37,10 @@ class Cut {
     return first_ + (chunk - first_chunks_) * between_.value();
   }
   FLUX_HOST_DEVICE int end(int chunk) const { return begin(chunk + 1); }
+
+  int longest() const {
+    return std::max({first_, std::min(between_.value(), body_end_ - first_), total_ - body_end_});
+  }
 
  private:
   FLUX_HOST_DEVICE static int smaller(int a, int b) { return a < b ? a : b; }

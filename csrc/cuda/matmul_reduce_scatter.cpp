@@ -17,10 +17,20 @@ std::vector<MatmulReduceScatterKernel> const& matmul_reduce_scatter_kernels() {
 }
 
 // Peers' parts first, from the right-hand neighbour's on so that no two ranks send to the same rank
-// at once; own part last.
+// at once; own part last. Copies of what is for a peer begin early then.
 TileOrder scatter_order(MatmulReduceScatter const& p, Tile const& tile) {
   return TileOrder({p.world, (p.rank + 1) % p.world, p.strips, ceil_div(p.rows, tile.m),
                     ceil_div(p.n, tile.n), tile.cluster_m, tile.cluster_n, p.group});
+}
+
+// Stores have no queue: a tile's leave when it is done, and where those of all multiprocessors
+// leave at once, the link holds them up, and idles later. So where they are the transport, the own
+// part takes turns with the last peer's. A round behind it, so that partials have had a tile's time
+// to arrive; and a chunk behind it, which has one signal for all of its tiles.
+TileOrder scatter_order(MatmulReduceScatter const& p, Tile const& tile, int clusters) {
+  TileOrder order = scatter_order(p, tile);
+  if (!p.stores()) return order;
+  return order.taking_turns(scatter_cut(p, tile).longest_run(order) + clusters);
 }
 
 ScatterChunks scatter_cut(MatmulReduceScatter const& p, Tile const& tile) {

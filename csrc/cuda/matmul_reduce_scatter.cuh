@@ -39,9 +39,9 @@ struct MatmulReduceScatterTraits {
     params.scale = p.scale;
     params.bias = static_cast<Element const*>(p.bias);
     params.output = output(p);
-    params.tiles = {params.output.order, p.claims};
-    TileOrder const& order = params.tiles.order;
+    TileOrder order = params.output.order;
     int clusters = order.clusters_at_work(p.multiprocessors, resident_clusters<Kernel>());
+    params.tiles = {scatter_order(p, Config::tile, clusters), p.claims};
     dim3 grid(order.cluster_m(), order.cluster_n() * clusters, 1);
     launch_kernel<Kernel>(params, grid, stream);
   }

@@ -44,6 +44,9 @@ struct MatmulReduceScatter {
   int multiprocessors;  // to use at most
   uint64_t wait_limit_ns;
   ErrorRecord* errors;
+
+  // Whether the kernel's stores are the transport.
+  bool stores() const { return delivered[(rank + 1) % world] != nullptr; }
 };
 
 // A chunk of the partial product for one peer, as whoever moves it needs it: a block of the part
@@ -60,7 +63,9 @@ using MatmulReduceScatterKernel = KernelEntry<MatmulReduceScatter>;
 
 std::vector<MatmulReduceScatterKernel> const& matmul_reduce_scatter_kernels();
 
+// Of the chunks; and of a kernel of so many clusters.
 TileOrder scatter_order(MatmulReduceScatter const& problem, Tile const& tile);
+TileOrder scatter_order(MatmulReduceScatter const& problem, Tile const& tile, int clusters);
 ScatterChunks scatter_cut(MatmulReduceScatter const& problem, Tile const& tile);
 int scatter_chunks_per_part(MatmulReduceScatter const& problem, Tile const& tile);
 // All chunks of the peers' parts, in the order in which the kernel completes them.

@@ -32,6 +32,13 @@ class ScatterChunks {
         per_part_(per_group_.value() * groups.chunks()) {}
 
   FLUX_HOST_DEVICE int per_part() const { return per_part_; }
+  // Clusters from a chunk's first one to its last one in the kernel's order, at most.
+  int longest_run(TileOrder const& order) const {
+    int groups = groups_.longest();  // of which each is swept along all columns before the next
+    int columns =
+        groups > 1 ? order.cluster_columns() : std::min(columns_.value(), order.cluster_columns());
+    return std::min(groups * order.rows_of_group(0) * columns, order.clusters_per_part());
+  }
   FLUX_HOST_DEVICE int chunk_of(TileOrder const& order, int strip, int m, int n) const {
     return groups_.chunk_of(order.group_of(strip, m)) * per_group_.value() +
            columns_.divide(order.cluster_column(n));

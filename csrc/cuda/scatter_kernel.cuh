@@ -50,8 +50,6 @@ class ScatterKernel {
   using Pipeline = typename Mainloop::MainloopPipeline;
   using State = typename Mainloop::PipelineState;
   using Barrier = cutlass::arch::ClusterBarrier;
-  // Counts the steps without operands, whose barriers take turns.
-  using Handover = cutlass::PipelineState<kStages>;
 
   enum Warp { kLoad = 0, kSchedule = 1, kStore = 2 };
   static constexpr int kAsking = 3 + kMathThreads / cutlass::NumThreadsPerWarp;  // for tiles
@@ -85,7 +83,7 @@ class ScatterKernel {
     alignas(1024) typename Mainloop::TensorStorage operands;
     alignas(1024) char spare[kSpare][U::kBytes];
     alignas(16) typename Pipeline::SharedStorage loaded;
-    Barrier handed[kStages];  // a step's stage, by the multiplying warps to the store warp
+    Barrier handed;  // a step's stage and the spare buffers, by the multiplying to the store warp
     Barrier spare_free;
     ClaimedTiles::SharedStorage tiles;
   };
@@ -133,7 +131,7 @@ class ScatterKernel {
   }
 
   CUTLASS_DEVICE static void init_barriers(SharedStorage& storage) {
-    for (Barrier& handed : storage.handed) handed.init(kMathThreads / cutlass::NumThreadsPerWarp);
+    storage.handed.init(kMathThreads / cutlass::NumThreadsPerWarp);
     storage.spare_free.init(1);
     ClaimedTiles::init(storage.tiles, kAsking);
   }
@@ -211,7 +209,6 @@ class ScatterKernel {
     int thread = threadIdx.x - cutlass::NumThreadsPerWarpGroup;
     int steps = operand_steps(params);
     State state;
-    Handover handover;
     for (WorkTile tile = tiles.next(); tile.valid; tile = tiles.next()) {
       auto sums = cute::partition_fragment_C(typename Mainloop::TiledMma{},
                                              cute::take<0, 2>(typename Config::Shape{}));
@@ -225,14 +222,14 @@ class ScatterKernel {
       if (params.bias != nullptr)
         registers.add_bias(sums, params.bias + column, cute::get<1>(params.shape) - column);
       int sources = output.sources(tile);
-      for (int left = own_steps(sources); left > 0; --left, ++state, ++handover) {
+      for (int left = own_steps(sources); left > 0; --left, ++state) {
         auto at = [&](int unit) { return unit_at(storage, state.index(), unit); };
         pipeline.consumer_wait(state);
         if (sources > 0) registers.add_source(sums, at);
         if (left == 1) registers.store(sums, at);
         cutlass::arch::fence_view_async_shared();
         __syncwarp();
-        if (cutlass::canonical_lane_idx() == 0) storage.handed[handover.index()].arrive();
+        if (cutlass::canonical_lane_idx() == 0) storage.handed.arrive();
       }
     }
   }
@@ -241,17 +238,18 @@ class ScatterKernel {
                                    ClaimedTiles& tiles) {
     ScatterOutput output(params.output);
     State state;
-    Handover handover;
+    uint32_t handed = 0;
     WorkTile tile = tiles.next();
     while (tile.valid) {
       // Asked for at once, since nobody gets a tile behind it before.
       WorkTile next = tiles.next();
       state.advance(operand_steps(params));
-      for (int left = own_steps(output.sources(tile)); left > 0; --left, ++state, ++handover) {
-        storage.handed[handover.index()].wait(handover.phase());
+      for (int left = own_steps(output.sources(tile)); left > 0; --left, ++state, ++handed) {
+        storage.handed.wait(handed % 2);
         // One lane, and always the same one, since a thread can wait for its own bulk stores alone.
         if (cutlass::canonical_lane_idx() == 0)
-          take_back(storage, state.index(), tile, left == 1 ? output.target(tile) : BlockOf{});
+          take_back(storage, state.index(), tile, left == 1 ? output.target(tile) : BlockOf{},
+                    output.is_far(tile));
         __syncwarp();
       }
       output.stored(tile);
@@ -260,25 +258,28 @@ class ScatterKernel {
     output.finish();
   }
 
-  // The stage and the spare buffers, when the results in them have been read, if there are any.
+  // The stage, then the spare buffers, as soon as the results in them have been read, if there are
+  // any: the mainloop lacks the stage.
   CUTLASS_DEVICE static void take_back(SharedStorage& storage, int stage, WorkTile const& tile,
-                                       BlockOf const& target) {
-    store_units(storage, stage, tile, target, 0, kBorrowed);
-    store_units(storage, stage, tile, target, kBorrowed, U::kCount);
-    cute::tma_store_wait<1>();
+                                       BlockOf const& target, bool far) {
+    store_units(storage, stage, tile, target, far, 0, kBorrowed);
     release_stage(storage, stage);
-    cute::tma_store_wait<0>();
+    store_units(storage, stage, tile, target, far, kBorrowed, U::kCount);
     storage.spare_free.arrive();
   }
 
+  // Few at a time: stores that wait for their way hold up the loads behind them, and those to a
+  // peer wait for the link. Returns when they have been read.
   CUTLASS_DEVICE static void store_units(SharedStorage& storage, int stage, WorkTile const& tile,
-                                         BlockOf const& target, int first, int end) {
+                                         BlockOf const& target, bool far, int first, int end) {
     CUTLASS_PRAGMA_NO_UNROLL
     for (int unit = first; target.map != nullptr && unit < end; ++unit) {
       cute::SM90_TMA_STORE_3D::copy(target.map, unit_at(storage, stage, unit),
                                     column_of(tile, unit), row_of(tile, unit), target.block);
+      cute::tma_store_arrive();
+      far ? wait_for_own_bulk_stores() : wait_for_own_bulk_stores<1>();
     }
-    cute::tma_store_arrive();
+    cute::tma_store_wait<0>();
   }
 
   // In the place of the warpgroups, which release a stage of operands when they have multiplied it:

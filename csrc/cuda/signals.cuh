@@ -65,10 +65,12 @@ __device__ __forceinline__ void fence_generic_to_async() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// Waits until all bulk stores that this thread has committed are complete and visible. Not the
-// .read form: that one only says that shared memory may be reused.
+// Waits until all groups of bulk stores that this thread has committed, but for the latest ones,
+// are complete and visible. Not the .read form: that one only says that shared memory may be
+// reused.
+template <int latest = 0>
 __device__ __forceinline__ void wait_for_own_bulk_stores() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(latest) : "memory");
 }
 
 __device__ __forceinline__ uint64_t global_nanoseconds() {

@@ -7,6 +7,10 @@
 // rows of clusters are swept together along N, so that the tiles in flight share rows of A and
 // columns of B in the L2 cache. A group never leaves its part (rule R1: no block may hold a tile
 // that waits while it owes one that others wait for), and the last group of a part may be smaller.
+//
+// The last two parts may take turns, cluster by cluster, the last one some clusters behind: `lead`.
+//
+//   parts 1 2 0, four clusters each, lead 2:   1a 1b 1c 1d  2a 2b  0a 2c 0b 2d  0c 0d
 #pragma once
 
 #include <algorithm>
@@ -59,6 +63,16 @@ class TileOrder {
         per_group_(g.group * columns_),
         per_part_(rows_ * columns_) {}
 
+  // This order, but for the last two parts, which take turns; the last one begins when `lead` of
+  // the clusters of the one before it have their places, and stays as far behind.
+  TileOrder taking_turns(int lead) const {
+    TileOrder order = *this;
+    int alone = std::min(lead, clusters_per_part());
+    order.turns_begin_ = clusters() - 2 * clusters_per_part() + alone;
+    order.turns_ = 2 * (clusters_per_part() - alone);
+    return order;
+  }
+
   FLUX_HOST_DEVICE int parts() const { return parts_.value(); }
   FLUX_HOST_DEVICE int first_part() const { return first_part_; }
   FLUX_HOST_DEVICE int strips() const { return strips_; }
@@ -80,6 +94,7 @@ class TileOrder {
 
   // Tile of the block (cta_m, cta_n) of the index-th cluster; 0 <= index < clusters().
   FLUX_HOST_DEVICE TilePlace at(int index, int cta_m, int cta_n) const {
+    index = part_by_part(index);
     int step = per_part_.divide(index);
     int rest = index - step * per_part_.value();
     int g = per_group_.divide(rest);
@@ -108,16 +123,14 @@ class TileOrder {
   }
   FLUX_HOST_DEVICE int cluster_column(int n) const { return cluster_n_.divide(n); }
 
-  // Inverse of at().
-  FLUX_HOST_DEVICE int index_of(int part, int strip, int m, int n) const {
-    int step = part >= first_part_ ? part - first_part_ : part - first_part_ + parts();
-    int row = cluster_row(strip, m);
-    int g = group_.divide(row);
-    return step * per_part_.value() + g * per_group_.value() +
-           cluster_column(n) * rows_of_group(g) + row - g * group();
-  }
-
  private:
+  // The place that the index-th cluster has where no parts take turns.
+  FLUX_HOST_DEVICE int part_by_part(int index) const {
+    int turn = index - turns_begin_;
+    if (turn < 0 || turn >= turns_) return index;
+    if (turn % 2 != 0) return turns_begin_ + turn / 2;
+    return clusters() - per_part_.value() + turn / 2;
+  }
   FLUX_HOST_DEVICE int cluster_row(int strip, int m) const {
     return cluster_m_.divide(strip * m_tiles() + m);
   }
@@ -139,6 +152,8 @@ class TileOrder {
   Divider last_group_;
   Divider per_group_;  // clusters
   Divider per_part_;
+  int turns_begin_ = 0;  // the first place of the last two parts' turns
+  int turns_ = 0;
 };
 
 }  // namespace flux_inductor::cuda

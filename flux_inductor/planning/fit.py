@@ -19,8 +19,10 @@ from flux_inductor.planning.timeline import Gathered, Rounds, gather_us, push_us
 
 # Sweeps worth trying: beyond, the cache holds no more.
 SWEEPS = (1, 2, 3, 4, 6, 8, 12, 16)
-# Signals of a part that the kernel stores: about one a round, and not more than this.
-MOST_SIGNALS = 32
+# Signals of a part that the kernel stores: so many a round, since own tiles follow a round and a chunk behind
+# (more and fewer were measured no faster); and not more than this.
+SIGNALS = 8
+MOST_SIGNALS = 128
 
 
 @lru_cache(maxsize=4096)
@@ -61,8 +63,7 @@ def op_us(problem: Problem, plan: Plan) -> float:
         return max(gather_us(rounds, shards, keep=keep), _least_us(problem, copies))
     chunks = _tiles_of_chunks(grids[0], plan)
     tile_bytes = problem.itemsize * tile.m * tile.n * tile.cluster_m * tile.cluster_n
-    partials = KERNEL.addition.value + (problem.world - 2) * KERNEL.partial.value
-    addition = partials * tile.m * tile.n / (128 * 256)
+    addition = KERNEL.addition.value + (problem.world - 2) * KERNEL.partial.value
     if plan.direction == "store":
         return max(store_us(rounds[0], chunks, tile_bytes, addition), _least_us(problem, 0))
     time = push_us(rounds[0], chunks, tile_bytes, addition)
@@ -168,11 +169,11 @@ def _with_tile(problem: Problem, plan: Plan, tile: Tile) -> Plan:
 
 
 def _chunks_wanted(problem: Problem, plan: Plan, tiles: Grid) -> int:
-    """Of a part. Where nothing is paid for a chunk, there is one a round."""
+    """Of a part. Where nothing is paid for a chunk, there are several a round."""
     if plan.direction != "store":
         return -(-known(problem.extent) // plan.chunk)
     rounds = tiles.rows * tiles.columns / at_once(tiles.tile, plan.reserve)
-    return min(max(round(rounds), 1), MOST_SIGNALS)
+    return min(max(round(SIGNALS * rounds), 1), MOST_SIGNALS)
 
 
 @lru_cache(maxsize=4096)

@@ -136,8 +136,7 @@ def tile_us(tile: Tile, kind: Kind, depth: int) -> float:
     multiply = 2 * tile.m * tile.n * depth / (1e6 * KERNEL.rate.value) * loads
     if tile.pingpong:
         return multiply + KERNEL.handover.value
-    epilogue = KERNEL.epilogue.value if kind == "matmul_reduce_scatter" else 0.0
-    return multiply + epilogue * tile.m * tile.n / (128 * 256)
+    return multiply + (KERNEL.epilogue.value if kind == "matmul_reduce_scatter" else 0.0)
 
 
 def keep_rate(tile: Tile, reserve: int = 0) -> float:

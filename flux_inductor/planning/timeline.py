@@ -13,14 +13,14 @@ over all chunks. Which tile is the first to need a chunk, the kernel's order say
 holds tiles of both. In a reduce_scatter a chunk leaves when its last tile is done; in an all_gather at once.
 Of a chunk that comes in slices a tile starts with the first, and only the last one's share of the tile
 follows the last one's arrival.
-The copy engine moves one chunk after another. Stores of the kernel need no engine, but the tiles of a round
-end together, and so do their stores: the link is busy in bursts, and a burst that outlasts its turn stalls
-the next round.
+The copy engine moves one chunk after another. Stores of the kernel need no engine, but nothing queues them:
+where those of a round take longer than the round, they stall the next one. So own tiles, which leave the link
+alone, take turns with the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flux_inductor.planning.machine import KERNEL
@@ -114,53 +114,44 @@ def push_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: fl
         tile_bytes: of the product, in one cluster's tile.
         addition: from the last partial of a tile to its stored sum.
     """
-
-    def leaves(done: int, tiles: int, free: float) -> float:
-        block = KERNEL.block.value + tiles * tile_bytes / (_KILO * KERNEL.blocks.value)
-        return max(free, rounds.time(done)) + block
-
     moved = (rounds.parts - 1) * rounds.tiles * tile_bytes / (_KILO * KERNEL.blocks.value)
-    free = rounds.time(rounds.all_tiles) + KERNEL.scatter_interference.value * moved
-    late = _last_own_tile(rounds, chunks, leaves, addition)
-    return KERNEL.fork.value + KERNEL.launch.value + max(free, late) + _lockstep_us(rounds)
+    busy = rounds.time(rounds.all_tiles) + KERNEL.scatter_interference.value * moved
+    done, free, late = 0, 0.0, 0.0
+    for peer in range(rounds.parts - 1):
+        left = rounds.tiles
+        for tiles in chunks:
+            done += tiles
+            block = KERNEL.block.value + tiles * tile_bytes / (_KILO * KERNEL.blocks.value)
+            free = max(free, rounds.time(done)) + block
+            if peer == rounds.parts - 2:  # what leaves for the last peer tells what comes in: ranks are alike
+                late = max(late, free + addition + max(rounds.time(left) - rounds.us, 0.0))
+                left -= tiles
+    return KERNEL.fork.value + KERNEL.launch.value + max(busy, late) + _lockstep_us(rounds)
 
 
 def store_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: float) -> float:
-    """matmul_reduce_scatter whose kernel stores its partials into the peers' memory; arguments as above."""
-    peers = (rounds.parts - 1) * rounds.tiles
-    burst = min(rounds.at_once, peers) * tile_bytes / (_KILO * KERNEL.stores.value)
-    slow = max(1 + KERNEL.stall.value * burst / rounds.us, burst / rounds.us)
+    """matmul_reduce_scatter whose kernel stores its partials into the peers' memory; arguments as above.
 
-    def leaves(done: int, tiles: int, free: float) -> float:
-        return rounds.time(done) * slow + burst
+    First come tiles for the peers alone, then those of the last part for a peer and own ones in turns, then
+    own ones alone (csrc/cuda/matmul_reduce_scatter.cpp).
+    """
+    lead = min(rounds.at_once + max(chunks), rounds.tiles)
+    alone, turns = (rounds.parts - 2) * rounds.tiles + lead, 2 * (rounds.tiles - lead)
+    first = min(rounds.at_once, alone)
+    link = first * tile_bytes / (_KILO * KERNEL.stores.value)  # of one round
 
-    free = rounds.time(rounds.all_tiles) + (slow - 1) * rounds.time(peers)
-    late = _last_own_tile(rounds, chunks, leaves, addition)
-    return KERNEL.launch.value + max(free, late)
+    def stalls(tiles: int, link: float) -> float:
+        return max(KERNEL.stall.value * link, link - rounds.us) * tiles / rounds.at_once
+
+    # The first round's tiles end together, and so do their stores: the second round waits, for a round at most.
+    lost = min(link, rounds.us) if rounds.all_tiles > rounds.at_once else 0.0
+    lost += stalls(alone - first, link) + stalls(turns, link / 2)
+    partials = rounds.time(alone + turns) + lost + (link / 2 if turns else link)
+    own = partials + addition + max(rounds.time(lead) - rounds.us, 0.0)
+    return KERNEL.launch.value + max(rounds.time(rounds.all_tiles) + lost, own)
 
 
 def _lockstep_us(rounds: Rounds) -> float:
     """What is lost where all tiles for the peers end at once, and so do the own ones behind them."""
     together = (rounds.parts - 1) * rounds.tiles <= rounds.at_once
     return KERNEL.lockstep.value * rounds.us if together else 0.0
-
-
-def _last_own_tile(
-    rounds: Rounds, chunks: Sequence[int], leaves: Callable[[int, int, float], float], addition: float
-) -> float:
-    """When the own part is done, as far as it waits for the peers' partials.
-
-    Args:
-        leaves: when a chunk has left, given how many tiles were done at its end, its own number of tiles, and
-            when the one before it had left. What leaves here tells what comes in: the ranks are alike.
-    """
-    done, free, end = 0, 0.0, 0.0
-    for peer in range(rounds.parts - 1):
-        left = rounds.tiles
-        for tiles in chunks:
-            done += tiles
-            free = leaves(done, tiles, free)
-            if peer == rounds.parts - 2:
-                end = max(end, free + addition + max(rounds.time(left) - rounds.us, 0.0))
-                left -= tiles
-    return end

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -107,6 +108,38 @@ def test_chunks_cover_the_peers_parts_once(
 
 
 @both_directions
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("clusters", [1, 5, 1000])
+@pytest.mark.parametrize("groups", [(1, 0, 0), (2, 1, 0), (1, 0, 2), (9, 9, 9)])
+@pytest.mark.parametrize(("sweep", "chunk_columns"), [(1, 1), (2, 3), (3, 100)])
+def test_own_tiles_come_behind_what_they_wait_for(
+    sweep: int, chunk_columns: int, groups: tuple[int, int, int], clusters: int, world: int, direction: str
+) -> None:
+    """Rule R1: whatever the own tiles before a peer's wait for, comes before that on every rank."""
+    p = kernels.MatmulReduceScatter()
+    p.world, p.rank, p.strips, p.rows, p.n, p.k = world, 1, 2, 1500, 3000, 64
+    p.group, p.chunk_columns = sweep, chunk_columns
+    p.chunk_groups, p.first_groups, p.last_groups = groups
+    if direction == "store":
+        p.delivered = [0 if rank == p.rank else 1 for rank in range(world)]
+    for entry in kernels.matmul_reduce_scatter_kernels()[: len(TILES)]:
+        order = kernels.scatter_order(entry, p, clusters)
+        own, last = p.rank, (p.rank - 1) % world
+        of_one = Counter(chunk for part, chunk in order if part == own)
+        assert Counter(order) == {(part, chunk): of_one[chunk] for part in range(world) for chunk in of_one}
+        left = Counter(order)
+        in_turns = False
+        for part, chunk in order:
+            left[part, chunk] -= 1
+            if part == own:
+                assert not left[last, chunk], (part, chunk)
+                in_turns |= any(left[last, other] for _, other in left)
+        assert direction == "store" or not in_turns
+        if (sweep, chunk_columns, groups[0]) == (1, 1, 1) and clusters < 1000:
+            assert in_turns == (direction == "store")
+
+
+@both_directions
 @pytest.mark.parametrize(("element", "layout"), FAMILIES)
 @pytest.mark.parametrize("tile", TILES)
 def test_every_kernel_on_two_ranks(tile: str, element: str, layout: str, direction: str) -> None:
@@ -169,10 +202,20 @@ def test_uneven_chunks(groups: tuple[int, int, int], tile: str, direction: str) 
 def test_few_multiprocessors_on_some_ranks(world: int, tile: str, addend: bool, direction: str) -> None:
     """Rule R1: a rank with one resident cluster and ranks with many finish.
 
-    With an addend, the warp that raises the counters also loads a source of every tile.
+    With an addend, every tile has a source that the load warp need not wait for. Chunks are small, so that
+    own tiles take turns with a peer's where the kernel stores, and later on ranks with more clusters.
     """
-    few = [2] + [16] * (world - 1)
-    run(world, (1, 512, 1024, 256), tile, addend=addend, multiprocessors=few, direction=direction)
+    for few in ([2] + [16] * (world - 1), [16] * (world - 1) + [2]):
+        run(
+            world,
+            (1, 1024, 1024, 256),
+            tile,
+            sweep=1,
+            chunk_columns=1,
+            addend=addend,
+            multiprocessors=few,
+            direction=direction,
+        )
 
 
 @pytest.mark.parametrize("addend", [False, True])
