@@ -77,15 +77,14 @@ void bind_problems(py::module_& m) {
                   "multiprocessors", &G::multiprocessors, "wait_limit_ns", &G::wait_limit_ns,
                   "errors", &G::errors);
   using S = MatmulReduceScatter;
-  bind_problem<S>(
-      m, "MatmulReduceScatter", "world", &S::world, "rank", &S::rank, "strips", &S::strips, "rows",
-      &S::rows, "n", &S::n, "k", &S::k, "x", &S::x, "x_row_stride", &S::x_row_stride, "weight",
-      &S::weight, "weight_stride", &S::weight_stride, "bias", &S::bias, "addend", &S::addend,
-      "scale", &S::scale, "parts", &S::parts, "partials", &S::partials, "delivered", &S::delivered,
-      "counters", &S::counters, "arrived", &S::arrived, "epoch", &S::epoch, "claims", &S::claims,
-      "group", &S::group, "chunk_columns", &S::chunk_columns, "chunk_groups", &S::chunk_groups,
-      "first_groups", &S::first_groups, "last_groups", &S::last_groups, "multiprocessors",
-      &S::multiprocessors, "wait_limit_ns", &S::wait_limit_ns, "errors", &S::errors);
+  bind_problem<S>(m, "MatmulReduceScatter", "world", &S::world, "rank", &S::rank, "strips",
+                  &S::strips, "rows", &S::rows, "n", &S::n, "k", &S::k, "x", &S::x, "x_row_stride",
+                  &S::x_row_stride, "weight", &S::weight, "weight_stride", &S::weight_stride,
+                  "bias", &S::bias, "addend", &S::addend, "scale", &S::scale, "parts", &S::parts,
+                  "partials", &S::partials, "delivered", &S::delivered, "counters", &S::counters,
+                  "arrived", &S::arrived, "epoch", &S::epoch, "claims", &S::claims, "group",
+                  &S::group, "chunk_columns", &S::chunk_columns, "multiprocessors",
+                  &S::multiprocessors, "wait_limit_ns", &S::wait_limit_ns, "errors", &S::errors);
 }
 
 template <class Problem>

@@ -1,8 +1,6 @@
-// How rows, or groups of rows, are cut into chunks: a first one, a last one, and equal ones
-// between. The twin of planning/schedule.py's cut(), which says what uneven chunks are good for.
+// How the rows of a shard are cut into chunks: equal ones, and a last one. The twin of
+// planning/schedule.py's cut(), which says what an uneven one is good for.
 #pragma once
-
-#include <algorithm>
 
 #include "divider.h"
 
@@ -11,45 +9,32 @@ namespace flux_inductor::cuda {
 class Cut {
  public:
   Cut() = default;
-  // `first` and `last` of 0: none of a size of its own. What is longer than the whole counts as the
-  // whole; chunks of no rows do not exist.
-  Cut(int total, int between, int first = 0, int last = 0)
+  // `last` of 0: none of a size of its own. What is longer than the whole counts as the whole;
+  // chunks of no rows do not exist.
+  Cut(int total, int before, int last = 0)
       : total_(total),
-        first_(smaller(first, total)),
-        body_end_(total - smaller(last, total - first_)),
-        between_(between),
-        first_chunks_(first_ > 0 ? 1 : 0),
-        before_last_(first_chunks_ + (body_end_ - first_ + between - 1) / between) {}
+        last_begin_(last < total ? total - last : 0),
+        before_(before),
+        before_last_((last_begin_ + before - 1) / before) {}
 
-  FLUX_HOST_DEVICE int chunks() const { return before_last_ + (body_end_ < total_ ? 1 : 0); }
+  FLUX_HOST_DEVICE int chunks() const { return before_last_ + (last_begin_ < total_ ? 1 : 0); }
 
   // 0 <= row < total
   FLUX_HOST_DEVICE int chunk_of(int row) const {
-    if (row < first_) return 0;
-    if (row >= body_end_) return before_last_;
-    return first_chunks_ + between_.divide(row - first_);
+    return row < last_begin_ ? before_.divide(row) : before_last_;
   }
 
   // The first row of a chunk; that of chunks() is the total.
   FLUX_HOST_DEVICE int begin(int chunk) const {
-    if (chunk < first_chunks_) return 0;
-    if (chunk >= before_last_) return chunk == before_last_ ? body_end_ : total_;
-    return first_ + (chunk - first_chunks_) * between_.value();
+    if (chunk < before_last_) return chunk * before_.value();
+    return chunk == before_last_ ? last_begin_ : total_;
   }
   FLUX_HOST_DEVICE int end(int chunk) const { return begin(chunk + 1); }
 
-  int longest() const {
-    return std::max({first_, std::min(between_.value(), body_end_ - first_), total_ - body_end_});
-  }
-
  private:
-  FLUX_HOST_DEVICE static int smaller(int a, int b) { return a < b ? a : b; }
-
   int total_ = 0;
-  int first_ = 0;
-  int body_end_ = 0;  // where the last chunk begins, or the total
-  Divider between_;
-  int first_chunks_ = 0;
+  int last_begin_ = 0;  // where the last chunk begins, or the total
+  Divider before_;
   int before_last_ = 0;  // chunks
 };
 

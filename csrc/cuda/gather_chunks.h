@@ -21,7 +21,7 @@ class GatherChunks {
   GatherChunks() = default;
   GatherChunks(int rows, int rows_per_chunk, int last_rows, int slices, int k, int last_source)
       : cut_(rows, rows_per_chunk),
-        last_cut_(rows, rows_per_chunk, 0, last_rows),
+        last_cut_(rows, rows_per_chunk, last_rows),
         last_source_(last_source),
         steps_per_slice_(ceil_div(ceil_div(k, kStepDepth), slices)),
         slices_(ceil_div(ceil_div(k, kStepDepth), steps_per_slice_)) {}

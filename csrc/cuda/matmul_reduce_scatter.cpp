@@ -30,13 +30,11 @@ TileOrder scatter_order(MatmulReduceScatter const& p, Tile const& tile) {
 TileOrder scatter_order(MatmulReduceScatter const& p, Tile const& tile, int clusters) {
   TileOrder order = scatter_order(p, tile);
   if (!p.stores()) return order;
-  return order.taking_turns(scatter_cut(p, tile).longest_run(order) + clusters);
+  return order.taking_turns(clusters + scatter_cut(p, tile).clusters(order));
 }
 
 ScatterChunks scatter_cut(MatmulReduceScatter const& p, Tile const& tile) {
-  TileOrder order = scatter_order(p, tile);
-  Cut groups(order.groups(), p.chunk_groups, p.first_groups, p.last_groups);
-  return ScatterChunks(order, p.chunk_columns, groups);
+  return ScatterChunks(scatter_order(p, tile), p.chunk_columns);
 }
 
 int scatter_chunks_per_part(MatmulReduceScatter const& p, Tile const& tile) {

@@ -37,10 +37,8 @@ struct MatmulReduceScatter {
   Epoch const* epoch;  // device memory; the value that this call's signals reach
   uint32_t* claims;    // zero at the start
   Succession succession;
-  int group;          // rows of clusters swept together
-  int chunk_columns;  // columns of clusters in a chunk
-  // Groups in a chunk; in a part's first and last one, 0: as in any other.
-  int chunk_groups = 1, first_groups, last_groups;
+  int group;            // rows of clusters swept together
+  int chunk_columns;    // columns of clusters in a chunk
   int multiprocessors;  // to use at most
   uint64_t wait_limit_ns;
   ErrorRecord* errors;

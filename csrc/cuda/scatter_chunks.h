@@ -2,7 +2,8 @@
 // at the same time.
 #pragma once
 
-#include "cut.h"
+#include <algorithm>
+
 #include "tile_order.h"
 
 namespace flux_inductor::cuda {
@@ -18,36 +19,28 @@ struct TileBlock {
 
 // A chunk is one group of the TileOrder (rows of clusters swept together), cut along N. So it is
 // complete soon after its first tile; whole rows of the product would be complete only at the end
-// of the sweep. Or it is several groups: where the link is the bound, few large copies are best,
-// but a small first one, since the link idles until it is multiplied, and a small last one, since
-// the own tiles that wait for it should all be multiplied by then.
+// of the sweep.
 class ScatterChunks {
  public:
   ScatterChunks() = default;
-  // `groups` is the cut of a part's groups.
-  ScatterChunks(TileOrder const& order, int columns_of_chunk, Cut const& groups)
-      : groups_(groups),
-        columns_(columns_of_chunk),
+  ScatterChunks(TileOrder const& order, int columns_of_chunk)
+      : columns_(columns_of_chunk),
         per_group_(ceil_div(order.cluster_columns(), columns_of_chunk)),
-        per_part_(per_group_.value() * groups.chunks()) {}
+        per_part_(per_group_.value() * order.groups()) {}
 
   FLUX_HOST_DEVICE int per_part() const { return per_part_; }
-  // Clusters from a chunk's first one to its last one in the kernel's order, at most.
-  int longest_run(TileOrder const& order) const {
-    int groups = groups_.longest();  // of which each is swept along all columns before the next
-    int columns =
-        groups > 1 ? order.cluster_columns() : std::min(columns_.value(), order.cluster_columns());
-    return std::min(groups * order.rows_of_group(0) * columns, order.clusters_per_part());
+  // Clusters of a chunk, at most.
+  int clusters(TileOrder const& order) const {
+    return order.rows_of_group(0) * std::min(columns_.value(), order.cluster_columns());
   }
   FLUX_HOST_DEVICE int chunk_of(TileOrder const& order, int strip, int m, int n) const {
-    return groups_.chunk_of(order.group_of(strip, m)) * per_group_.value() +
-           columns_.divide(order.cluster_column(n));
+    return order.group_of(strip, m) * per_group_.value() + columns_.divide(order.cluster_column(n));
   }
   FLUX_HOST_DEVICE TileBlock block_of(TileOrder const& order, int chunk) const {
-    int row = per_group_.divide(chunk);  // of chunks
-    int column = (chunk - row * per_group_.value()) * columns_.value();
+    int group = per_group_.divide(chunk);
+    int column = (chunk - group * per_group_.value()) * columns_.value();
     int first_n = column * order.cluster_n();
-    return {first_m(order, groups_.begin(row)), first_m(order, groups_.end(row)), first_n,
+    return {first_m(order, group), first_m(order, group + 1), first_n,
             smaller(first_n + columns_.value() * order.cluster_n(), order.n_tiles())};
   }
 
@@ -58,7 +51,6 @@ class ScatterChunks {
     return smaller(group * order.group() * order.cluster_m(), order.strips() * order.m_tiles());
   }
 
-  Cut groups_;
   Divider columns_;  // of clusters in a chunk
   Divider per_group_;
   int per_part_ = 1;

@@ -7,16 +7,16 @@
 // partials, stored once, as the result. The sources, addend first, are added one after another in a
 // fixed order; everything is fp32 until the one rounding at the end.
 //
-// Rule R1: take the first own tile, by its place in the part, that is not done on some rank. It waits
-// for tiles of its chunk on the peers. What comes before those in their orders are tiles that wait
-// for nothing, and own tiles of earlier places (scatter_order() sees to it), which are done. So each
-// of them is claimed, and done, if no block owes one while it waits with a later tile. None does:
-// the load warp waits for partials between the last step of its tile along K and the first source;
-// by then it has loaded all that the tiles before need, sources included. So their multiplying warps
-// come to their ends, and the store warp stores them and raises their counters. It waits for those
-// warps, and for the claim behind its tile, hence for all warps of the cluster to have begun with
-// its own. The same holds for the other blocks of the cluster, whose operands are loaded in turn:
-// their load warps wait at the same place of the same tile, or behind it.
+// Rule R1: take the first own tile, by its place in the part, that is not done on some rank. It
+// waits for tiles of its chunk on the peers. What comes before those in their orders are tiles that
+// wait for nothing, and own tiles of earlier places (scatter_order() sees to it), which are done.
+// So each of them is claimed, and done, if no block owes one while it waits with a later tile. None
+// does: the load warp waits for partials between the last step of its tile along K and the first
+// source; by then it has loaded all that the tiles before need, sources included. So their
+// multiplying warps come to their ends, and the store warp stores them and raises their counters.
+// It waits for those warps, and for the claim behind its tile, hence for all warps of the cluster
+// to have begun with its own. The same holds for the other blocks of the cluster, whose operands
+// are loaded in turn: their load warps wait at the same place of the same tile, or behind it.
 //
 // A signal that the kernel raises stands for stores of many blocks. For each of them: its bulk
 // stores are complete and visible to the thread that waited for them; that one releases by adding

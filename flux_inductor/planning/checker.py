@@ -6,27 +6,21 @@ What is simulated
     transfer engine works through its transfers in order, each standing in the way of the next.
       all_gather_matmul      a step of a peer's chunk waits until that chunk has arrived, its last slice, too:
                              its block holds it from the first one on, and can do nothing else.
-      matmul_reduce_scatter  a transfer waits until its source has published the chunk's partial; a step of an
-                             own chunk waits until all peers' partials of it have arrived.
-    A block publishes a partial when its step is done; with `deferred` signals, when it is done with the
-    next step, so that it need not stand by while the data settles, or before it starts to wait (`flush`),
-    or when no step is left.
+      matmul_reduce_scatter  a transfer waits until its source is done with the chunk; a step of an own chunk
+                             waits until all peers' partials of it have arrived.
 
 Why one interleaving proves all
-    Every event (claim, done, publish, arrive) happens at most once and waits for conditions that, once
-    true, stay true: "arrived", "published", "fewer claimed steps than blocks are undone". So no event can
-    disable another, any two enabled ones can happen in either order, and every maximal run performs the
-    same set of events: if one run comes to its end, no run gets stuck. A deferred signal's condition is of
-    that kind too as long as it is flushed before a wait: its block publishes it without anybody's help.
-    More blocks only weaken the conditions, so one block on each rank is the hardest case. The tests run
-    others, and random interleavings, as a check on this argument.
+    Every event (claim, done, arrive) happens at most once and waits for conditions that, once true, stay
+    true: "arrived", "done", "fewer claimed steps than blocks are undone". So no event can disable another,
+    any two enabled ones can happen in either order, and every maximal run performs the same set of events:
+    if one run comes to its end, no run gets stuck. More blocks only weaken the conditions, so one block on
+    each rank is the hardest case. The tests run others, and random interleavings, as a check on this
+    argument.
 
 Two ranks that a wrong schedule stops (each is a test)
     Own chunks first in a reduce_scatter, one block each: rank 0 waits for rank 1's partial, which comes after
     rank 1's own step, which waits for rank 0's partial. With enough blocks to hold all own steps it would
     pass, and dead-lock the day another kernel takes some of them.
-    A deferred signal not flushed: rank 0's last partial stays unpublished until its next step, an own one, is
-    done; that waits for rank 1's last partial, likewise unpublished. (Here more blocks make it worse.)
     One own chunk before a peer's, as a swizzle block that straddles two shards would have it: rank 0's step
     order is r1.1 r0.0 r1.0 r0.1, rank 1's r0.1 r1.0 r0.0 r1.1. Each waits at its second step for what the
     other does in its third.
@@ -44,10 +38,9 @@ from flux_inductor.planning.schedule import Chunk, Schedule, Transfer
 
 @dataclass
 class _Block:
-    """A resident block: the chunk it works on, and the one whose signal it still owes."""
+    """A resident block: the chunk it works on."""
 
     held: Chunk | None = None
-    owed: Chunk | None = None
 
 
 @dataclass
@@ -56,7 +49,6 @@ class _Rank:
     next_step: int = 0
     next_transfer: int = 0
     done: set[Chunk] = field(default_factory=set)
-    published: set[Chunk] = field(default_factory=set)
     arrived: set[tuple[int, Chunk, int]] = field(default_factory=set)  # (source, chunk, slice)
 
 
@@ -65,18 +57,12 @@ class Simulation:
 
     Args:
         blocks: resident blocks of each rank, at least one each.
-        deferred: a block publishes its partial one step late.
-        flush: a block publishes what it owes before it waits.
     """
 
-    def __init__(
-        self, schedule: Schedule, blocks: Sequence[int], *, deferred: bool = False, flush: bool = True
-    ) -> None:
+    def __init__(self, schedule: Schedule, blocks: Sequence[int]) -> None:
         assert len(blocks) == schedule.world
         assert min(blocks) >= 1, blocks
         self._schedule = schedule
-        self._deferred = deferred
-        self._flush = flush
         self.ranks = [_Rank([_Block() for _ in range(count)]) for count in blocks]
         self.moves: list[Callable[[], bool]] = []
         for rank, state in enumerate(self.ranks):
@@ -113,34 +99,20 @@ class Simulation:
     def _transfer_waits(self, transfer: Transfer) -> bool:
         if self._schedule.kind == "all_gather_matmul":
             return False
-        return transfer.chunk not in self.ranks[transfer.source].published
+        return transfer.chunk not in self.ranks[transfer.source].done
 
     def _work(self, rank: int, block: _Block) -> bool:
         state, steps = self.ranks[rank], self._schedule.ranks[rank].steps
         if block.held is None:
             if state.next_step == len(steps):
-                return self._settle(state, block)
+                return False
             block.held = steps[state.next_step]
             state.next_step += 1
             return True
         if self.missing(rank, block.held):
-            return self._flush and self._settle(state, block)
-        state.done.add(block.held)
-        self._settle(state, block)
-        if self._deferred:
-            block.owed = block.held
-        else:
-            state.published.add(block.held)
-        block.held = None
-        return True
-
-    @staticmethod
-    def _settle(state: _Rank, block: _Block) -> bool:
-        """Publishes what the block owes."""
-        if block.owed is None:
             return False
-        state.published.add(block.owed)
-        block.owed = None
+        state.done.add(block.held)
+        block.held = None
         return True
 
     def missing(self, rank: int, chunk: Chunk) -> list[int]:
@@ -159,9 +131,6 @@ class Simulation:
             for chunk in (block.held for block in state.blocks if block.held is not None):
                 peers = ", ".join(str(peer) for peer in self.missing(rank, chunk))
                 lines.append(f"rank {rank}: a block holds {_name(chunk)}, waits for data of rank {peers}")
-            owed = [_name(block.owed) for block in state.blocks if block.owed is not None]
-            if owed:
-                lines.append(f"rank {rank}: computed but never signalled {', '.join(owed)}")
             left = [_name(chunk) for chunk in orders.steps[state.next_step :]]
             if left:
                 lines.append(f"rank {rank}: no block is free for {_some(left)}")
@@ -174,20 +143,17 @@ class Simulation:
         return "\n".join(lines)
 
 
-def counter_example(
-    schedule: Schedule, blocks: Sequence[int] | None = None, *, deferred: bool = False, flush: bool = True
-) -> str | None:
+def counter_example(schedule: Schedule, blocks: Sequence[int] | None = None) -> str | None:
     """What is wrong with a schedule, naming ranks and chunks; None when it is right.
 
     Args:
         blocks: resident blocks of each rank; None means one each, the hardest case (see above).
-        deferred, flush: when partials are signalled, see Simulation.
     """
     fault = _incomplete(schedule)
     if fault is not None:
         return fault
     blocks = blocks or [1] * schedule.world
-    simulation = Simulation(schedule, blocks, deferred=deferred, flush=flush)
+    simulation = Simulation(schedule, blocks)
     simulation.run()
     if simulation.finished:
         return None

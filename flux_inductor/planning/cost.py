@@ -27,7 +27,6 @@ from flux_inductor.planning.fit import fitted, op_us
 from flux_inductor.planning.machine import MachineModel
 from flux_inductor.planning.plan import UNFUSED, Direction, Plan
 from flux_inductor.planning.problem import Kind, Problem
-from flux_inductor.planning.schedule import cut
 from flux_inductor.planning.tiles import MENUS
 
 Terms = SimpleNamespace
@@ -152,8 +151,6 @@ def _chunks(problem: Problem, plan: Plan) -> Any:
         return 1
     if plan.width:  # blocks of the part seen as one matrix, its strips one after another
         rows, columns = problem.strips * problem.rows, problem.columns[0]
-        if isinstance(rows, int):
-            return len(cut(0, rows, plan.chunk, plan.first, plan.last)) * -(-columns // plan.width)
         return -(-rows // plan.chunk) * -(-columns // plan.width)
     if isinstance(problem.extent, int):
         return -(-problem.extent // plan.chunk)

@@ -7,13 +7,13 @@ whose kernel is predicted to end first, waits and transfers included.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from flux_inductor.planning.machine import CUDA, KERNEL
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Problem
-from flux_inductor.planning.schedule import cut, cut_for
+from flux_inductor.planning.schedule import cut_for
 from flux_inductor.planning.tiles import Grid, Menu, Tile, at_once, grid, keep_rate, known, tile_us
 from flux_inductor.planning.timeline import Gathered, Rounds, gather_us, push_us, store_us
 
@@ -119,35 +119,16 @@ def tiles_before_chunks(tiles: Grid, plan: Plan, starts: Sequence[int]) -> list[
     return [first * tiles.columns + row - first for row, first in groups]
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Chunks of a reduce_scatter in the kernel's terms, in which a plan's rows are rounded up.
-
-    Args:
-        chunk, first, last: groups (sweeps of rows of clusters) in a chunk, and in the ends; 0: as any other.
-        columns: of clusters in a chunk.
-    """
-
-    chunk: int
-    first: int
-    last: int
-    columns: int
-
-
-def groups_of(tile: Tile, plan: Plan) -> Groups:
-    """How a CUDA matmul_reduce_scatter by a fitted plan is cut."""
-    height, width = plan.sweep * tile.m * tile.cluster_m, tile.n * tile.cluster_n
-    chunk, first, last = (-(-rows // height) for rows in (plan.chunk, plan.first, plan.last))
-    return Groups(chunk, first, last, -(-plan.width // width))
+def columns_of_chunk(tile: Tile, plan: Plan) -> int:
+    """Of clusters, in a chunk of a matmul_reduce_scatter by a fitted plan, whose columns are rounded up."""
+    return -(-plan.width // (tile.n * tile.cluster_n))
 
 
 def _tiles_of_chunks(tiles: Grid, plan: Plan) -> list[int]:
     """Clusters in each chunk of a part, in the kernel's order."""
-    groups = groups_of(tiles.tile, plan)
-    chunks = cut(0, -(-tiles.rows // plan.sweep), groups.chunk, groups.first, groups.last)
-    heights = [min(chunk.stop * plan.sweep, tiles.rows) - chunk.start * plan.sweep for chunk in chunks]
-    columns = range(0, tiles.columns, groups.columns)
-    widths = [min(groups.columns, tiles.columns - column) for column in columns]
+    across = columns_of_chunk(tiles.tile, plan)
+    heights = [min(plan.sweep, tiles.rows - row) for row in range(0, tiles.rows, plan.sweep)]
+    widths = [min(across, tiles.columns - column) for column in range(0, tiles.columns, across)]
     return [height * width for height in heights for width in widths]
 
 
@@ -156,16 +137,10 @@ def _with_tile(problem: Problem, plan: Plan, tile: Tile) -> Plan:
     tiles = grid(tile, problem, max(map(known, problem.columns)))
     if problem.kind == "all_gather_matmul":
         return replace(plan, tile=str(tile), sweep=plan.sweep or best_sweep(tiles, plan.chunk))
-    rows, sweep, width = known(problem.strips) * known(problem.rows), plan.sweep, plan.width
-    if sweep and width:  # the chunk may be several groups
-        return replace(plan, chunk=min(plan.chunk, rows), tile=str(tile))
-    if plan.first or plan.last:
-        smallest = min(each for each in (plan.chunk, plan.first, plan.last) if each)
-        sweep = sweep or max(min(smallest // tiles.height, tiles.rows), 1)
-        return replace(plan, tile=str(tile), sweep=sweep, width=width or known(problem.columns[0]))
     cut_sweep, cut_columns = _cut(tiles, _chunks_wanted(problem, plan, tiles))
-    sweep, width = sweep or cut_sweep, width or cut_columns * tile.n * tile.cluster_n
-    return replace(plan, chunk=min(sweep * tiles.height, rows), tile=str(tile), sweep=sweep, width=width)
+    sweep, width = plan.sweep or cut_sweep, plan.width or cut_columns * tile.n * tile.cluster_n
+    chunk = min(sweep * tiles.height, known(problem.strips) * known(problem.rows))
+    return replace(plan, chunk=chunk, tile=str(tile), sweep=sweep, width=width)
 
 
 def _chunks_wanted(problem: Problem, plan: Plan, tiles: Grid) -> int:

@@ -97,13 +97,13 @@ class KernelModel:
         host: what the calling thread needs, us: no op of a program without graphs is faster.
         copy: its further time for a copy and its signal, us.
     The copy engine
-        chunk, block: fixed cost of a chunk of an all_gather; of a 2-D block of a reduce_scatter, from its last
-            tile's end on, us.
+        chunk, block: fixed cost of a chunk of an all_gather, of a 2-D block of a reduce_scatter, us.
+        notice: from the end of a block's last tile to its turn, us.
         copies, blocks: rate of their bytes, GB/s.
         gather_interference, scatter_interference: see MachineModel.
     Stores of the kernel
         stores: rate to a peer, GB/s.
-        stall: share of the stores' time that products lose which run beside them, but for the first round's.
+        stall: share of the stores' time that products beside them lose, after the first round.
         kept: rate of the stores of a gathered tensor that is kept, GB/s.
         keeping: a piece's way from the gathered tensor to the kept one, us. Small buffers have few under way.
         kept_interference: what products lose beside them, see MachineModel.
@@ -128,6 +128,7 @@ class KernelModel:
     copy: Quantity
     chunk: Quantity
     block: Quantity
+    notice: Quantity
     copies: Quantity
     blocks: Quantity
     gather_interference: Quantity
@@ -215,24 +216,25 @@ KERNEL = KernelModel(
     rate=Quantity(7.08, "TFLOP/s", _ALONE),
     traffic=Quantity(13.1, "", _ALONE),
     last=Quantity(0.1, "", _ALONE),
-    lockstep=Quantity(0.15, "", _ENGINE),
+    lockstep=Quantity(0.11, "", _ENGINE),
     handover=Quantity(0.7, "us", _ENGINE),
     sweep=Quantity(0.02, "", _KERNELS),
-    epilogue=Quantity(0.37, "us", _ENGINE),
-    addition=Quantity(1.9, "us", _ENGINE),
+    epilogue=Quantity(0.31, "us", _ENGINE),
+    addition=Quantity(2, "us", _ENGINE),
     partial=Quantity(2.2, "us", "estimate, to be measured: 64 KB at a share of the memory's rate"),
     launch=Quantity(8.3, "us", _ALONE),
     fork=Quantity(1.2, "us", _FUSED),
     host=Quantity(26, "us", "a gather of one chunk by name, 30 us with its copy; torch.mm there: 17 us"),
     copy=Quantity(4.2, "us", "two asynchronous copies, host of two H200"),
     chunk=Quantity(5, "us", _ENGINE),
-    block=Quantity(13, "us", _ENGINE),
+    block=Quantity(6, "us", _ENGINE),
+    notice=Quantity(9, "us", _ENGINE),
     copies=Quantity(350, "GB/s", _ENGINE),
-    blocks=Quantity(395, "GB/s", _ENGINE),
+    blocks=Quantity(330, "GB/s", _ENGINE),
     gather_interference=Quantity(0.07, "", _ENGINE),
-    scatter_interference=Quantity(0.135, "", _ENGINE),
-    stores=Quantity(440, "GB/s", _ENGINE),
-    stall=Quantity(0.09, "", _ENGINE),
+    scatter_interference=Quantity(0.11, "", _ENGINE),
+    stores=Quantity(395, "GB/s", _ENGINE),
+    stall=Quantity(0.12, "", _ENGINE),
     kept=Quantity(600, "GB/s", _ESTIMATE),
     keeping=Quantity(0.97, "us", "256x160 tiles keeping 134 MB in 550 us, one H200"),
     kept_interference=Quantity(0.06, "", _ENGINE),

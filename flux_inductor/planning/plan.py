@@ -55,9 +55,9 @@ class Plan:
         width: columns of the product in a chunk of a CUDA matmul_reduce_scatter, whose chunks are blocks of
             the kernel's own order; 0: likewise.
         reserve: multiprocessors that a CUDA kernel leaves to other communication of the program (rule R2).
-        first, last: rows of the first and of the last chunk where a size of their own serves a CUDA copy
-            engine (schedule.py says which ends of what); 0: as any other.
-        slices: pieces along K in which the last chunk travels to the rank that needs it last; 0: one.
+        last: rows of the last chunk of the shard that a rank needs last, in a CUDA all_gather_matmul; 0: as
+            any other (see schedule.py).
+        slices: pieces along K in which it travels; 0: one.
     """
 
     route: Route
@@ -67,7 +67,6 @@ class Plan:
     sweep: int = 0
     width: int = 0
     reserve: int = 0
-    first: int = 0
     last: int = 0
     slices: int = 0
 
@@ -76,7 +75,7 @@ class Plan:
         assert self.direction in get_args(Direction), self.direction
         if self.route == "unfused":
             assert (self.direction, self.chunk, self.tile) == ("push", 0, ""), self
-            assert not any((self.sweep, self.width, self.reserve, self.first, self.last, self.slices)), self
+            assert not any((self.sweep, self.width, self.reserve, self.last, self.slices)), self
         else:
             assert self.slices != 1, self
             assert self.chunk >= 1, self.chunk
@@ -96,7 +95,6 @@ class Plan:
 # What may follow the direction, in the order in which it is written, and what its value looks like.
 _TOKENS = {
     "chunk": (_COUNT, "<rows>"),
-    "first": (_COUNT, "<rows>"),
     "last": (_COUNT, "<rows>"),
     "slices": (_SEVERAL, "<2 or more>"),
     "width": (_COUNT, "<columns>"),
@@ -123,25 +121,11 @@ def check_plan(plan: Plan, kind: Kind, device: Device) -> None:
         )
     if plan.reserve and device != "cuda":
         raise ValueError(f"plan '{plan}': only CUDA kernels leave multiprocessors alone; remove 'reserve='")
-    for key in ("first", "last", "slices"):
-        why = _misplaced(key, plan, kind, device) if getattr(plan, key) else ""
-        if why:
-            raise ValueError(f"plan '{plan}': {why}; remove '{key}='")
-
-
-def _misplaced(key: str, plan: Plan, kind: Kind, device: Device) -> str:
-    """Why a token for uneven chunks says nothing to an engine; "" if it does."""
-    if device != "cuda":
-        return f"the chunks of the {device} engine are all alike"
-    if plan.direction == "store":
-        return "a kernel that stores its partial tiles copies no chunks"
-    if kind == "all_gather_matmul" and key == "first":
-        return (
-            "in an all_gather_matmul nobody waits for the first chunk: the own shard is multiplied meanwhile"
-        )
-    if kind == "matmul_reduce_scatter" and key == "slices":
-        return "only chunks of an all_gather_matmul are cut along K"
-    return ""
+    for key in ("last", "slices"):
+        if getattr(plan, key) and (kind, device) != ("all_gather_matmul", "cuda"):
+            raise ValueError(
+                f"plan '{plan}': the chunks of a {kind} on {device} are all alike; remove '{key}='"
+            )
 
 
 @dataclass(frozen=True)

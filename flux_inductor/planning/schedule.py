@@ -9,7 +9,9 @@ Contract
       matmul_reduce_scatter  a transfer waits until its source has multiplied the chunk; a step of an own
                              chunk, which adds the partials up, waits until every peer's has arrived.
     A transfer starts only once both sides have entered the call. With direction "store" a transfer is the
-    stores of the blocks that multiply the chunk, done when the last of them is: nothing stands in its way.
+    stores of the blocks that multiply the chunk, done when the last of them is: nothing stands in its way,
+    and nothing queues it. So there the own chunks take turns with the last peer's, each behind the one that
+    the peers compute for it: the link is in use all the time.
 
 Timeline: four ranks, one chunk a shard, seen from rank 0 (r3 = the shard of rank 3)
     all_gather_matmul       link in        r1   r2   r3
@@ -17,6 +19,8 @@ Timeline: four ranks, one chunk a shard, seen from rank 0 (r3 = the shard of ran
     matmul_reduce_scatter   multiply  r1   r2   r3   r0
                             link out       r1   r2   r3
                             link in        r0   r0   r0     (from ranks 3, 2, 1)
+    of two ranks and three chunks, with direction "store"
+                            multiply  r1.0  r0.0  r1.1  r0.1  r1.2  r0.2
 
 Physics
     In phase k (of world - 1) rank r sends to r - k in an all_gather, to r + k in a reduce_scatter: a
@@ -26,13 +30,11 @@ Physics
     In an all_gather the own shard is multiplied while the first chunk travels. In a reduce_scatter own
     chunks come last: they are the only ones that wait, and the last partial travels while they compute.
 
-Uneven chunks, where the link is the bound and the fixed cost of a transfer forbids many
-    all_gather_matmul      After the last byte the tiles that waited for it remain to be multiplied. So the
-                           shard that a rank needs last ends with a chunk of `last` rows, few enough for one
-                           round of tiles, sent in slices along K: tiles multiply one while the next is on its
-                           way. What follows other shards hides their ends: their cut is even.
-    matmul_reduce_scatter  The link idles until the first chunk is multiplied: it is small (`first`). The own
-                           tiles wait for the last one's partials: few enough for one round (`last`).
+An uneven chunk, where the link is the bound and the fixed cost of a transfer forbids many
+    After the last byte of an all_gather the tiles that waited for it remain to be multiplied. So the shard
+    that a rank needs last ends with a chunk of `last` rows, few enough for one round of tiles, sent in slices
+    along K: tiles multiply one while the next is on its way. What follows other shards hides their ends:
+    their cut is even.
 
 Rejected
     Chunk by chunk over all peers (r1.0, r2.0, r3.0, r1.1, ...): the same throughput, but a rank would
@@ -47,7 +49,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Kind
@@ -104,25 +106,21 @@ class Schedule:
     ranks: tuple[RankSchedule, ...]
 
 
-def cut(
-    owner: int, extent: int, chunk: int, first: int = 0, last: int = 0, slices: int = 1
-) -> tuple[Chunk, ...]:
+def cut(owner: int, extent: int, chunk: int, last: int = 0, slices: int = 1) -> tuple[Chunk, ...]:
     """The chunks of one shard: `chunk` rows (or columns) each, the last of them what remains.
 
-    Ends of other sizes come before and behind these; whoever is longer than what is left takes what is left,
-    and chunks of nothing do not exist. The twin of csrc/cuda/cut.h.
+    A last one of another size comes behind these, and is the whole if it is longer; chunks of nothing do not
+    exist. The twin of csrc/cuda/cut.h.
 
     Args:
-        first, last: rows of the first and of the last chunk; 0: as any other.
+        last: rows of the last chunk; 0: as any other.
         slices: of the last chunk.
     """
     assert extent >= 0, extent
     assert chunk >= 1, chunk
-    head = min(first, extent)
-    tail = extent - min(last, extent - head)
-    edges = [*range(head, tail, chunk), tail, extent]
-    starts = [0, *edges] if head else edges
-    pieces = [(start, stop) for start, stop in pairwise(starts) if start < stop]
+    tail = max(extent - last, 0)
+    edges = [*range(0, tail, chunk), tail, extent]
+    pieces = [(start, stop) for start, stop in pairwise(edges) if start < stop]
     return tuple(
         Chunk(owner, index, start, stop, slices if stop == extent else 1)
         for index, (start, stop) in enumerate(pieces)
@@ -131,11 +129,9 @@ def cut(
 
 def cut_for(kind: Kind, world: int, owner: int, receiver: int, extent: int, plan: Plan) -> tuple[Chunk, ...]:
     """The chunks of a shard for one of its receivers; of an all_gather, uneven for who needs it last."""
-    if kind == "all_gather_matmul":
-        if owner != (receiver - 1) % world:
-            return cut(owner, extent, plan.chunk)
-        return cut(owner, extent, plan.chunk, 0, plan.last, max(plan.slices, 1))
-    return cut(owner, extent, plan.chunk, plan.first, plan.last)
+    if kind == "all_gather_matmul" and owner == (receiver - 1) % world:
+        return cut(owner, extent, plan.chunk, plan.last, max(plan.slices, 1))
+    return cut(owner, extent, plan.chunk)
 
 
 @lru_cache(maxsize=1024)
@@ -149,12 +145,14 @@ def rank_schedule(kind: Kind, world: int, rank: int, extent: int, plan: Plan) ->
     assert plan.route == "mesh", plan
     assert 0 <= rank < world, (rank, world)
     owners = [(rank + offset) % world for offset in range(world)]
+    parts = [cut_for(kind, world, owner, rank, extent, plan) for owner in owners]
     if kind == "all_gather_matmul":
-        steps = owners
         assert plan.direction != "store", plan
         transfers = _all_gather_transfers(rank, world, plan.direction == "push")
     else:
-        steps = owners[1:] + owners[:1]
+        parts = parts[1:] + parts[:1]
+        if plan.direction == "store" and world > 1:
+            parts = [*parts[:-2], tuple(chain(*zip(*parts[-2:], strict=True)))]
         transfers = _reduce_scatter_transfers(rank, world, plan.direction != "pull")
     return RankSchedule(
         transfers=tuple(
@@ -163,7 +161,7 @@ def rank_schedule(kind: Kind, world: int, rank: int, extent: int, plan: Plan) ->
             for chunk in cut_for(kind, world, owner, target, extent, plan)
             for piece in range(chunk.slices)
         ),
-        steps=tuple(chunk for owner in steps for chunk in cut_for(kind, world, owner, rank, extent, plan)),
+        steps=tuple(chain(*parts)),
     )
 
 

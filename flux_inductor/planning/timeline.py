@@ -122,7 +122,7 @@ def push_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: fl
         for tiles in chunks:
             done += tiles
             block = KERNEL.block.value + tiles * tile_bytes / (_KILO * KERNEL.blocks.value)
-            free = max(free, rounds.time(done)) + block
+            free = max(free, rounds.time(done) + KERNEL.notice.value) + block
             if peer == rounds.parts - 2:  # what leaves for the last peer tells what comes in: ranks are alike
                 late = max(late, free + addition + max(rounds.time(left) - rounds.us, 0.0))
                 left -= tiles
@@ -143,8 +143,9 @@ def store_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: f
     def stalls(tiles: int, link: float) -> float:
         return max(KERNEL.stall.value * link, link - rounds.us) * tiles / rounds.at_once
 
-    # The first round's tiles end together, and so do their stores: the second round waits, for a round at most.
-    lost = min(link, rounds.us) if rounds.all_tiles > rounds.at_once else 0.0
+    # The first round's tiles end together, and so do their stores. The next round waits for them, for a round
+    # at most, and half as long where every second tile is an own one.
+    lost = min(link, rounds.us) * (0.5 if turns else 1.0) if rounds.all_tiles > rounds.at_once else 0.0
     lost += stalls(alone - first, link) + stalls(turns, link / 2)
     partials = rounds.time(alone + turns) + lost + (link / 2 if turns else link)
     own = partials + addition + max(rounds.time(lead) - rounds.us, 0.0)

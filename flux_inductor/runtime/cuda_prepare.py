@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flux_inductor.planning.fit import fitted, groups_of
+from flux_inductor.planning.fit import columns_of_chunk, fitted
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.tiles import Tile, grid, kernel_limit
@@ -136,12 +136,9 @@ def prepare_scatter(
     size.world, size.rank, size.strips, size.rows, size.n, size.k = world, rank, strips, rows, columns, depth
     size.x_row_stride, size.weight_stride, size.scale = row_stride, leading, scale
     tile = Tile.parse(plan.tile)
-    tiles, groups = grid(tile, problem, columns), groups_of(tile, plan)
-    size.group, size.chunk_columns = min(plan.sweep, tiles.rows), min(groups.columns, tiles.columns)
-    most = -(-tiles.rows // size.group)  # groups of a part
-    size.chunk_groups, size.first_groups, size.last_groups = (
-        min(each, most) for each in (groups.chunk, groups.first, groups.last)
-    )
+    tiles = grid(tile, problem, columns)
+    size.group = min(plan.sweep, tiles.rows)
+    size.chunk_columns = min(columns_of_chunk(tile, plan), tiles.columns)
     chunks = world * kernels.scatter_chunks_per_part(kernel, size)
     moved, store = _int(problem.moved_bytes), plan.direction == "store"
     return Prepared(

@@ -38,7 +38,6 @@ def run(
     scale: float = 1.0,
     multiprocessors: list[int] | None = None,
     direction: str = "push",
-    groups: tuple[int, int, int] = (1, 0, 0),
 ) -> list[torch.Tensor]:
     """One call on every rank, checked against fp64 and the error of rounded matmuls summed over the ranks."""
     strips, rows, n, k = shape
@@ -61,7 +60,6 @@ def run(
         chunk_columns,
         multiprocessors=multiprocessors,
         direction=direction,
-        groups=groups,
     )
     results = call.run(delay_cycles)
     home = devices[0]
@@ -84,15 +82,11 @@ def run(
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("sweep", "chunk_columns"), [(1, 1), (2, 3), (16, 100)])
-@pytest.mark.parametrize("groups", [(1, 0, 0), (2, 0, 0), (1, 2, 1), (3, 1, 0), (2, 0, 2), (1, 9, 9)])
-def test_chunks_cover_the_peers_parts_once(
-    tile: str, sweep: int, chunk_columns: int, groups: tuple[int, int, int]
-) -> None:
+def test_chunks_cover_the_peers_parts_once(tile: str, sweep: int, chunk_columns: int) -> None:
     world, rank, strips, rows, n = 3, 1, 2, 300, 1000
     p = kernels.MatmulReduceScatter()
     p.world, p.rank, p.strips, p.rows, p.n, p.k = world, rank, strips, rows, n, 64
     p.group, p.chunk_columns = sweep, chunk_columns
-    p.chunk_groups, p.first_groups, p.last_groups = groups
     entry = next(e for e in kernels.matmul_reduce_scatter_kernels() if e.tile == tile)
     covered = torch.zeros(world, strips * rows, n, dtype=torch.int32)
     tile_m, tile_n = (int(size) for size in tile.split("x")[:2])
@@ -110,16 +104,14 @@ def test_chunks_cover_the_peers_parts_once(
 @both_directions
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("clusters", [1, 5, 1000])
-@pytest.mark.parametrize("groups", [(1, 0, 0), (2, 1, 0), (1, 0, 2), (9, 9, 9)])
 @pytest.mark.parametrize(("sweep", "chunk_columns"), [(1, 1), (2, 3), (3, 100)])
 def test_own_tiles_come_behind_what_they_wait_for(
-    sweep: int, chunk_columns: int, groups: tuple[int, int, int], clusters: int, world: int, direction: str
+    sweep: int, chunk_columns: int, clusters: int, world: int, direction: str
 ) -> None:
     """Rule R1: whatever the own tiles before a peer's wait for, comes before that on every rank."""
     p = kernels.MatmulReduceScatter()
     p.world, p.rank, p.strips, p.rows, p.n, p.k = world, 1, 2, 1500, 3000, 64
     p.group, p.chunk_columns = sweep, chunk_columns
-    p.chunk_groups, p.first_groups, p.last_groups = groups
     if direction == "store":
         p.delivered = [0 if rank == p.rank else 1 for rank in range(world)]
     for entry in kernels.matmul_reduce_scatter_kernels()[: len(TILES)]:
@@ -135,7 +127,7 @@ def test_own_tiles_come_behind_what_they_wait_for(
                 assert not left[last, chunk], (part, chunk)
                 in_turns |= any(left[last, other] for _, other in left)
         assert direction == "store" or not in_turns
-        if (sweep, chunk_columns, groups[0]) == (1, 1, 1) and clusters < 1000:
+        if (sweep, chunk_columns) == (1, 1) and clusters < 1000:
             assert in_turns == (direction == "store")
 
 
@@ -177,9 +169,8 @@ def test_delayed_chunks(world: int, direction: str) -> None:
 
 @both_directions
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("groups", [(2, 1, 1), (3, 0, 2), (1, 2, 0), (9, 9, 9)])
-def test_uneven_chunks(groups: tuple[int, int, int], tile: str, direction: str) -> None:
-    """Of several groups each; with few multiprocessors the first chunk's tiles are several waves."""
+def test_chunks_of_several_rounds(tile: str, direction: str) -> None:
+    """With few multiprocessors a chunk's tiles are several rounds."""
     for world, few in [(2, 6), (4, 16)]:
         run(
             world,
@@ -191,7 +182,6 @@ def test_uneven_chunks(groups: tuple[int, int, int], tile: str, direction: str) 
             addend=world == 4,
             multiprocessors=[few] * world,
             direction=direction,
-            groups=groups,
         )
 
 
@@ -377,9 +367,8 @@ def random_call(
         if addends is not None:
             exact += addends[i].to(devices[0], torch.float64)
     sweep, columns = rng.randint(1, 4), rng.randint(1, 4)
-    groups = (rng.randint(1, 3), rng.randint(0, 2), rng.randint(0, 2))
     call = MatmulReduceScatterCall(
-        group, xs, ws, tile, addends=addends, sweep=sweep, chunk_columns=columns, groups=groups, **options
+        group, xs, ws, tile, addends=addends, sweep=sweep, chunk_columns=columns, **options
     )
     return call, [part.to(d) for part, d in zip(exact.split(rows, dim=1), devices, strict=True)]
 

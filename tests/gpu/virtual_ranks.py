@@ -209,8 +209,7 @@ class AllGatherMatmulCall:
 class MatmulReduceScatterCall:
     """A prepared call on every rank; xs[r] is [strips, world * rows, K] on rank r's device.
 
-    Partials go to their owners by the copy engine ("push") or from the kernel itself ("store"). `groups`: of
-    a chunk, of a part's first one and of its last one (0: as any other).
+    Partials go to their owners by the copy engine ("push") or from the kernel itself ("store").
     """
 
     def __init__(
@@ -227,7 +226,6 @@ class MatmulReduceScatterCall:
         wait_limit_ns: int = WAIT_LIMIT_NS,
         multiprocessors: list[int] | None = None,
         direction: str = "push",
-        groups: tuple[int, int, int] = (1, 0, 0),
     ) -> None:
         world = group.world
         strips, m, k = xs[0].shape
@@ -257,7 +255,6 @@ class MatmulReduceScatterCall:
             p.counters, p.claims = rank.counters, rank.claims
             p.arrived, p.epoch = rank.signals.data_ptr(), rank.epoch.data_ptr()
             p.group, p.chunk_columns = sweep, chunk_columns
-            p.chunk_groups, p.first_groups, p.last_groups = groups
             p.multiprocessors = (multiprocessors or [rank.multiprocessors] * world)[rank.index]
             p.wait_limit_ns, p.errors = wait_limit_ns, rank.errors.data_ptr()
             self.problems.append(p)

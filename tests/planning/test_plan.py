@@ -29,7 +29,6 @@ plans = st.one_of(
         sweep=maybe,
         width=maybe,
         reserve=maybe,
-        first=maybe,
         last=maybe,
         slices=st.one_of(st.just(0), st.integers(2, 1 << 30)),
     ),
@@ -62,8 +61,6 @@ def test_texts() -> None:
     assert str(store) == "mesh store chunk=512 width=384 tile=256x192x64/2x1 sweep=1 reserve=8"
     sliced = Plan("mesh", "push", 2560, "128x160x64/2x1", sweep=4, last=1536, slices=4)
     assert str(sliced) == "mesh push chunk=2560 last=1536 slices=4 tile=128x160x64/2x1 sweep=4"
-    uneven = Plan("mesh", "push", 1024, "128x256x64/2x1", sweep=2, width=8192, first=512, last=256)
-    assert str(uneven) == ("mesh push chunk=1024 first=512 last=256 width=8192 tile=128x256x64/2x1 sweep=2")
     table = parse_plan("m<=512: unfused;m<=4096 : mesh push  chunk=64; mesh push chunk=256 ")
     assert str(table) == "m<=512: unfused; m<=4096: mesh push chunk=64; mesh push chunk=256"
     assert [table.at(m) for m in (1, 512, 513, 4096)] == [UNFUSED, UNFUSED, push, push]
@@ -84,7 +81,7 @@ def test_texts() -> None:
         ("mesh push chunk=4.5", "'chunk=4.5'", "chunk=64"),
         ("mesh push chunk=\u0664", "'chunk=\u0664'", "chunk=64"),
         ("mesh push chunk=4 chunk=5", "chunk is given twice", "twice"),
-        ("mesh push chunk=4 speed=9", "'speed=9'", "valid: chunk=<rows>, first=<rows>, last=<rows>, slices="),
+        ("mesh push chunk=4 speed=9", "'speed=9'", "valid: chunk=<rows>, last=<rows>, slices="),
         ("mesh push chunk=4 speed=9", "'speed=9'", "reserve=<multiprocessors>"),
         ("mesh store chunk=4 reserve=0", "'reserve=0'", "reserve=64"),
         ("mesh push chunk=4 last=0", "'last=0'", "last=64"),
@@ -112,13 +109,15 @@ def test_an_error_names_the_token_and_the_remedy(text: str, token: str, remedy: 
         ("mesh pull chunk=4", "matmul_reduce_scatter", "cuda", "cannot 'pull'; valid: push, store"),
         ("mesh store chunk=4", "matmul_reduce_scatter", "cpu", "cannot 'store'; valid: push, pull"),
         ("mesh push chunk=4 reserve=8", "matmul_reduce_scatter", "cpu", "remove 'reserve='"),
-        ("mesh push chunk=4 last=4", "all_gather_matmul", "cpu", "cpu engine are all alike; remove 'last='"),
-        ("mesh push chunk=4 first=4", "matmul_reduce_scatter", "cpu", "remove 'first='"),
+        ("mesh push chunk=4 last=4", "all_gather_matmul", "cpu", "on cpu are all alike; remove 'last='"),
         ("mesh push chunk=4 slices=4", "all_gather_matmul", "cpu", "remove 'slices='"),
-        ("mesh push chunk=4 first=4", "all_gather_matmul", "cuda", "waits for the first.*remove 'first='"),
-        ("mesh push chunk=4 slices=4", "matmul_reduce_scatter", "cuda", "along K; remove 'slices='"),
-        ("mesh store chunk=4 first=4", "matmul_reduce_scatter", "cuda", "no chunks; remove 'first='"),
-        ("mesh store chunk=4 last=4", "matmul_reduce_scatter", "cuda", "no chunks; remove 'last='"),
+        (
+            "mesh push chunk=4 last=4",
+            "matmul_reduce_scatter",
+            "cuda",
+            "on cuda are all alike; remove 'last='",
+        ),
+        ("mesh store chunk=4 slices=4", "matmul_reduce_scatter", "cuda", "remove 'slices='"),
     ],
 )
 def test_a_plan_that_an_engine_cannot_run_is_an_error(
@@ -134,5 +133,4 @@ def test_what_an_engine_can_run_passes() -> None:
             check_plan(Plan("mesh", direction, 4), kind, device)
         check_plan(UNFUSED, kind, device)
     check_plan(Plan("mesh", "store", 4, reserve=8), "matmul_reduce_scatter", "cuda")
-    check_plan(Plan("mesh", "push", 4, first=2, last=2), "matmul_reduce_scatter", "cuda")
     check_plan(Plan("mesh", "push", 4, last=2, slices=2), "all_gather_matmul", "cuda")

@@ -95,36 +95,30 @@ def test_the_executor_of_a_transfer(direction: Literal["push", "pull"]) -> None:
         assert {t.source if direction == "push" else t.target for t in orders.transfers} == {rank}
 
 
-@given(sizes, chunks, st.integers(0, 50), st.integers(0, 50), st.integers(1, 4))
+@given(sizes, chunks, st.integers(0, 50), st.integers(1, 4))
 def test_uneven_chunks_cover_a_shard_once_and_in_order(
-    extent: int, chunk: int, first: int, last: int, slices: int
+    extent: int, chunk: int, last: int, slices: int
 ) -> None:
-    made = cut(3, extent, chunk, first, last, slices)
+    made = cut(3, extent, chunk, last, slices)
     assert [row for each in made for row in range(each.start, each.stop)] == list(range(extent))
     assert all(each.start < each.stop for each in made)
     assert [each.index for each in made] == list(range(len(made)))
     assert [each.slices for each in made] == [1] * (len(made) - 1) + [slices] * (extent > 0)
     rows = [each.stop - each.start for each in made]
-    if first and extent:
-        assert rows[0] == min(first, extent)
-    if last and extent > first:
-        assert rows[-1] == min(last, extent - first)
-    between = rows[first > 0 : len(rows) - (last > 0)]
-    assert all(each == chunk for each in between[:-1])
-    assert all(each <= chunk for each in between)
+    if last and extent:
+        assert rows.pop() == min(last, extent)
+    assert all(each == chunk for each in rows[:-1])
+    assert all(each <= chunk for each in rows)
 
 
 def test_uneven_chunks() -> None:
     def rows(*arguments: int) -> list[int]:
         return [each.stop - each.start for each in cut(0, *arguments)]
 
-    assert rows(4096, 2560, 0, 1536) == [2560, 1536]
-    assert rows(4096, 1536, 512, 512) == [512, 1536, 1536, 512]
-    assert rows(4096, 1000, 512, 512) == [512, 1000, 1000, 1000, 72, 512]
-    assert rows(300, 64, 200, 200) == [200, 100]
-    assert rows(300, 64, 400, 200) == [300]
-    assert rows(300, 64, 0, 400) == [300]
-    assert rows(0, 64, 4, 4) == []
+    assert rows(4096, 2560, 1536) == [2560, 1536]
+    assert rows(4096, 1000, 512) == [1000, 1000, 1000, 584, 512]
+    assert rows(300, 64, 200) == [64, 36, 200]
+    assert rows(300, 64, 400) == [300]
 
 
 def test_only_the_shard_that_a_rank_needs_last_is_cut_unevenly() -> None:
@@ -143,9 +137,10 @@ def test_only_the_shard_that_a_rank_needs_last_is_cut_unevenly() -> None:
     ]
 
 
-def test_every_part_of_a_reduce_scatter_is_cut_unevenly() -> None:
-    plan = Plan("mesh", "push", 6, first=2, last=3)
-    orders = rank_schedule("matmul_reduce_scatter", 3, 1, 12, plan)
-    assert [c.stop for c in orders.steps] == [2, 8, 9, 12] * 3
-    assert [c.owner for c in orders.steps] == [2] * 4 + [0] * 4 + [1] * 4
-    assert [t.chunk for t in orders.transfers] == list(orders.steps[:8])
+def test_own_chunks_take_turns_with_the_last_peers_where_the_kernel_stores() -> None:
+    orders = rank_schedule("matmul_reduce_scatter", 3, 1, 12, Plan("mesh", "store", 5))
+    assert [(c.owner, c.stop) for c in orders.steps] == [
+        *((2, 5), (2, 10), (2, 12)),
+        *((0, 5), (1, 5), (0, 10), (1, 10), (0, 12), (1, 12)),
+    ]
+    assert [t.chunk for t in orders.transfers] == [c for c in orders.steps if c.owner != 1]

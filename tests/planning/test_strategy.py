@@ -234,14 +234,6 @@ def test_multiprocessors_are_left_to_other_communication_where_there_is_any(kind
             *("all_gather_matmul", 4096, 1280, 8192),
             "mesh push chunk=2048 last=2048 slices=4 tile=128x160x64/2x1 sweep=8",
         ),
-        (
-            *("matmul_reduce_scatter", 8192, 8192, 1024),
-            "mesh push chunk=1024 first=512 last=512 width=8192 tile=128x256x64/2x1 sweep=2",
-        ),
-        (
-            *("matmul_reduce_scatter", 4096, 8192, 1024),
-            "mesh push chunk=1024 first=512 last=512 width=8192 tile=128x256x64/2x1 sweep=2",
-        ),
     ],
 )
 def test_what_the_link_bounds_gets_uneven_chunks(kind: Kind, m: int, n: int, k: int, plan: str) -> None:
@@ -255,6 +247,15 @@ def test_what_the_link_bounds_gets_uneven_chunks(kind: Kind, m: int, n: int, k: 
     assert all(each.reserve == 12 for each in candidates(problem, "cuda", 12))
 
 
+@pytest.mark.parametrize(
+    ("world", "m", "direction"),
+    [(2, 8192, "store"), (2, 2048, "store"), (8, 8192, "store"), (2, 512, "store")],
+)
+def test_scatters_that_the_link_bounds_are_stored_by_the_kernel(world: int, m: int, direction: str) -> None:
+    problem = Problem("matmul_reduce_scatter", world, 1, m // world, (8192,), 1024, "bf16")
+    assert decide(problem, "cuda").plan.at(m).direction == direction
+
+
 @pytest.mark.parametrize("n", [6144, 7168])
 @pytest.mark.parametrize("m", [2048, 4096, 8192])
 def test_what_arithmetic_bounds_keeps_even_chunks(m: int, n: int) -> None:
@@ -265,7 +266,7 @@ def test_what_arithmetic_bounds_keeps_even_chunks(m: int, n: int) -> None:
     for kind, columns, depth in pairs:
         problem = Problem(kind, 2, 1, m // 2, (columns,), depth, "bf16")
         plan = decide(problem, "cuda").plan.at(m)
-        assert (plan.first, plan.last, plan.slices) == (0, 0, 0)
+        assert (plan.last, plan.slices) == (0, 0)
 
 
 def test_shards_in_strips_are_gathered_in_even_chunks() -> None:

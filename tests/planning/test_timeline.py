@@ -113,7 +113,7 @@ def test_a_scatter_ends_when_the_own_tiles_do(world: int, chunks: list[int], at_
         own = []
         for tiles in chunks:
             done += tiles
-            left = max(free, rounds.time(done))
+            left = max(free, rounds.time(done) + KERNEL.notice.value)
             free = left + KERNEL.block.value + tiles * tile_bytes / (1e3 * KERNEL.blocks.value)
             own += [free + addition] * tiles
     found = push_us(rounds, chunks, tile_bytes, addition) - KERNEL.fork.value - KERNEL.launch.value
@@ -144,14 +144,26 @@ def test_keeping_what_was_gathered_takes_its_stores_time_or_interferes_a_little(
         assert kept >= stores
 
 
-def test_stores_need_no_copy_but_come_in_bursts() -> None:
+def test_stores_need_no_copy_but_nothing_queues_them() -> None:
     few = Rounds(2, 16, 66, 60.0)
     assert store_us(few, [16], 1 << 15, 1.0) < push_us(few, [16], 1 << 15, 1.0)
     many = Rounds(2, 1000, 66, 60.0)
-    pushed = push_us(many, [125] * 8, 1 << 17, 5.0)
-    assert pushed < store_us(many, [66] * 15 + [10], 1 << 17, 5.0)
-    slow = store_us(many, [66] * 15 + [10], 1 << 24, 5.0)
+    stored = store_us(many, [8] * 125, 1 << 17, 5.0)
+    assert stored < store_us(many, [1000], 1 << 17, 5.0), "own tiles that wait for all others come last"
+    slow = store_us(many, [8] * 125, 1 << 24, 5.0)
     assert slow > 1000 * (1 << 24) / (1e3 * KERNEL.stores.value), "never faster than the link"
+
+
+@given(st.integers(2, 8), st.integers(1, 300), st.integers(1, 40), st.integers(1, 90))
+def test_stores_in_turns_end_when_link_and_tiles_allow(
+    world: int, tiles: int, at_once: int, round_us: int
+) -> None:
+    rounds, tile_bytes = Rounds(world, tiles, at_once, float(round_us)), 1 << 17
+    link = (world - 1) * tiles * tile_bytes / (1e3 * KERNEL.stores.value)
+    found = store_us(rounds, [1] * tiles, tile_bytes, 2.0)
+    assert found >= max(rounds.time(rounds.all_tiles), link) + KERNEL.launch.value - 1e-6
+    first = min(at_once, tiles * (world - 1)) * tile_bytes / (1e3 * KERNEL.stores.value)
+    assert found <= 2 * rounds.time(rounds.all_tiles) + (1 + KERNEL.stall.value) * link + first + 20
 
 
 @dataclass(frozen=True)
@@ -252,9 +264,9 @@ def test_stores_win_where_a_product_is_small() -> None:
             assert fastest.direction == "store" or op_us(problem, fastest) > 60
 
 
-@pytest.mark.parametrize(("m", "k"), [(4096, 1024), (8192, 1024), (2048, 3584), (4096, 3584), (8192, 3584)])
-def test_stores_lose_to_the_copy_engine_elsewhere(m: int, k: int) -> None:
-    """Measured with 1024: 1.58 and 1.53 of the product alone, where copies took 1.46 and 1.27."""
+@pytest.mark.parametrize(("m", "k"), [(4096, 2048), (2048, 3584), (4096, 3584), (8192, 3584)])
+def test_stores_lose_to_the_copy_engine_where_arithmetic_is_the_bound(m: int, k: int) -> None:
+    """Measured with 2048: 1.14 of the product alone, where copies took 1.07; with 1024: 1.25 and 1.46."""
     problem = Problem("matmul_reduce_scatter", 2, 1, m // 2, (8192,), k, "bf16")
     fastest = min(candidates(problem, "cuda"), key=lambda plan: op_us(problem, plan))
     assert fastest.direction == "push"
@@ -286,18 +298,6 @@ UNEVEN: list[tuple[Kind, int, int, int, str, str, float, float]] = [
         "mesh push chunk=1024 tile=128x128x64/2x1/pingpong sweep=4",
         "mesh push chunk=1024 last=1024 slices=4 tile=128x160x64/2x1 sweep=4",
         *(96.4, 87.0),
-    ),
-    (
-        *("matmul_reduce_scatter", 8192, 8192, 1024),
-        "mesh push chunk=2048 width=4096 tile=128x256x64/2x1 sweep=8",
-        "mesh push chunk=1024 first=512 last=512 width=8192 tile=128x256x64/2x1 sweep=2",
-        *(264.8, 252.6),
-    ),
-    (
-        *("matmul_reduce_scatter", 4096, 8192, 1024),
-        "mesh push chunk=2048 width=2048 tile=128x256x64/2x1 sweep=8",
-        "mesh push chunk=1024 first=512 last=512 width=8192 tile=128x256x64/2x1 sweep=2",
-        *(156.4, 149.0),
     ),
 ]
 
@@ -347,4 +347,4 @@ def test_every_quantity_has_a_unit_and_a_source() -> None:
     lines = str(KERNEL).splitlines()
     assert len(lines) == len(vars(KERNEL))
     stores = next(line for line in lines if line.startswith("stores "))
-    assert re.match(r"stores +400 GB/s    fitted to whole calls .*plans\.json", stores)
+    assert re.match(r"stores +395 GB/s    fitted to whole calls .*plans\.json", stores)

@@ -11,25 +11,22 @@ from hypothesis import strategies as st
 from flux_inductor.planning import uneven
 from flux_inductor.planning.fit import fitted, op_us
 from flux_inductor.planning.plan import Plan, check_plan
-from flux_inductor.planning.problem import Kind, Problem
+from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import candidates
 from flux_inductor.planning.tiles import MENUS, Tile, known
 
-kinds: st.SearchStrategy[Kind] = st.sampled_from(["all_gather_matmul", "matmul_reduce_scatter"])
 reserves = st.sampled_from([0, 8, 33, 66])
 sizes = st.sampled_from([8, 136, 280, 544, 1280, 3072, 8192])
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    kind = draw(kinds)
-    strips = draw(st.integers(1, 4)) if kind == "matmul_reduce_scatter" else 1
     world, rows = draw(st.integers(2, 8)), draw(st.integers(1, 40000))
-    return Problem(kind, world, strips, rows, (draw(sizes),), draw(sizes), "bf16")
+    return Problem("all_gather_matmul", world, 1, rows, (draw(sizes),), draw(sizes), "bf16")
 
 
 def best_uneven(problem: Problem, reserve: int) -> list[Plan]:
-    """The best plan with uneven chunks, whatever it gains; none for a scatter of one row of clusters."""
+    """The best plan with an uneven chunk, whatever it gains."""
     menu = MENUS[problem.kind]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uneven, "LINK_BOUND", 0.0)
@@ -39,9 +36,9 @@ def best_uneven(problem: Problem, reserve: int) -> list[Plan]:
 
 
 def check_sizes(problem: Problem, plan: Plan) -> None:
-    rows = known(problem.rows) * (known(problem.strips) if problem.kind == "matmul_reduce_scatter" else 1)
+    rows = known(problem.rows)
     assert 1 <= plan.chunk <= rows
-    assert 1 <= plan.first + plan.last <= rows, plan
+    assert 1 <= plan.last <= rows, plan
     assert plan.slices * uneven.SLICE_DEPTH <= known(problem.depth)
     check_plan(plan, problem.kind, "cuda")
 
@@ -52,15 +49,6 @@ def test_uneven_chunks_lie_in_the_part(problem: Problem, reserve: int) -> None:
     for plan in best_uneven(problem, reserve):
         check_sizes(problem, plan)
         assert plan.reserve == reserve
-
-
-@pytest.mark.parametrize(("rows", "n", "k"), [(32926, 144, 8192), (1664, 544, 4096), (7575, 232, 7400)])
-def test_ends_that_are_rounded_up_to_clusters_lie_in_the_part(rows: int, n: int, k: int) -> None:
-    problem = Problem("matmul_reduce_scatter", 5, 1, rows, (n,), k, "bf16")
-    found = best_uneven(problem, 0)
-    assert found
-    for plan in found:
-        check_sizes(problem, plan)
 
 
 def test_the_last_chunk_of_a_ragged_shard_begins_with_a_cluster() -> None:
@@ -75,7 +63,7 @@ def test_the_last_chunk_of_a_ragged_shard_begins_with_a_cluster() -> None:
 @given(problems(), reserves)
 def test_uneven_chunks_are_offered_only_where_they_gain(problem: Problem, reserve: int) -> None:
     plans = candidates(problem, "cuda", reserve)
-    ends = [plan for plan in plans if plan.first or plan.last or plan.slices]
+    ends = [plan for plan in plans if plan.last or plan.slices]
     assert len(ends) <= 1
     assert ends in ([], list(plans[-1:]))
     even_us = min(op_us(problem, plan) for plan in plans if plan not in ends)

@@ -60,20 +60,18 @@ def test_a_gather_by_a_plan(text: str, chunk: int, last: int, slices: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("cut", "groups"),
+    ("cut", "sweep", "columns"),
     [
-        ("chunk=1536 first=512 last=256 width=8192 tile=128x256x64/2x1 sweep=1", (6, 2, 1)),
-        ("chunk=1500 first=500 last=300 width=8192 tile=128x256x64/2x1 sweep=2", (3, 1, 1)),
-        ("chunk=1024 width=8192 tile=128x256x64/2x1 sweep=4", (1, 0, 0)),
-        ("chunk=2048 width=4096 tile=128x256x64/2x1 sweep=4", (2, 0, 0)),
-        ("chunk=1024 first=512 last=512 tile=128x256x64/2x1", (2, 1, 1)),
-        ("chunk=1024", (1, 0, 0)),
+        ("chunk=1024 width=8192 tile=128x256x64/2x1 sweep=4", 4, 32),
+        ("chunk=2048 width=4096 tile=128x256x64/2x1 sweep=4", 4, 16),  # the sweep says how many rows
+        ("chunk=512 width=300 tile=128x256x64/2x1 sweep=2", 2, 2),
+        ("chunk=1024 tile=128x256x64/2x1 sweep=3", 3, 16),
     ],
 )
-def test_a_scatter_by_a_plan(cut: str, groups: tuple[int, int, int]) -> None:
+def test_a_scatter_by_a_plan(cut: str, sweep: int, columns: int) -> None:
     prepared = scatter(8192, f"mesh push {cut}")
-    size = prepared.call
-    assert (size.chunk_groups, size.first_groups, size.last_groups) == groups
+    assert (prepared.call.group, prepared.call.chunk_columns) == (sweep, columns)
+    assert f"chunk={256 * sweep} " in prepared.descriptor
     assert prepared.need.signals == prepared.need.counters == 2 * 7
 
 
@@ -83,9 +81,7 @@ def test_what_is_larger_than_the_product_counts_as_the_product() -> None:
     for size in gather(4096, f"mesh push chunk={huge} last={huge} slices={huge} sweep={huge}").call:
         assert (size.rows_per_chunk, size.last_rows, size.slices) == (4096, 4096, 8192 // 64)
         assert size.group <= 4096 // 128
-    ends = f"first={huge} last={huge}"
-    for cut in (f"sweep={huge} width={huge}", ends, f"{ends} sweep=1 width=64", f"first=512 sweep={huge}"):
+    for cut in (f"sweep={huge} width={huge}", f"sweep=1 width={huge}", f"sweep={huge} width=64", ""):
         size = scatter(8192, f"mesh push chunk={huge} tile=128x256x64/2x1 {cut}").call
-        rows = -(-16 // size.group)  # 4096 rows in clusters of 256
-        assert max(size.chunk_groups, size.first_groups, size.last_groups) <= rows <= 16
+        assert size.group <= 16  # 4096 rows in clusters of 256
         assert size.chunk_columns <= 32
