@@ -144,8 +144,10 @@ def store_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: f
         return max(KERNEL.stall.value * link, link - rounds.us) * tiles / rounds.at_once
 
     # The first round's tiles end together, and so do their stores. The next round waits for them, for a round
-    # at most, and half as long where every second tile is an own one.
-    lost = min(link, rounds.us) * (0.5 if turns else 1.0) if rounds.all_tiles > rounds.at_once else 0.0
+    # at most, and half as long where every second tile is an own one; or longer, where the link is slower.
+    lost = 0.0
+    if rounds.all_tiles > rounds.at_once:
+        lost = max(min(link, rounds.us) * (0.5 if turns else 1.0), link - rounds.us)
     lost += stalls(alone - first, link) + stalls(turns, link / 2)
     partials = rounds.time(alone + turns) + lost + (link / 2 if turns else link)
     own = partials + addition + max(rounds.time(lead) - rounds.us, 0.0)

