@@ -17,7 +17,7 @@ from flux_inductor.planning import timeline
 from flux_inductor.planning.cost import predict
 from flux_inductor.planning.fit import fitted, op_us
 from flux_inductor.planning.machine import CUDA, KERNEL
-from flux_inductor.planning.plan import UNFUSED, Plan, parse_plan
+from flux_inductor.planning.plan import UNFUSED, Direction, Plan, parse_plan
 from flux_inductor.planning.problem import Kind, Problem
 from flux_inductor.planning.strategy import candidates
 from flux_inductor.planning.tiles import MENUS, Tile, grid
@@ -183,15 +183,18 @@ def measured(kind: Kind) -> dict[tuple[int, int, int], list[Measured]]:
     for row in json.loads((RESULTS / f"kernels_{kind}.json").read_text())["results"]:
         m, n, k = row["m"], row["n"], row["k"]
         name, *cut = row["candidate"].split(" ")
+        direction: Direction = "store" if "store" in cut else "push"
         numbers = [int(part.split("=")[1]) for part in cut if "=" in part]
         if not numbers or m < 1024:
             continue
         problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16")
-        shapes.setdefault((m, n, k), []).append(Measured(problem, _plan(problem, name, numbers), row["us"]))
+        shapes.setdefault((m, n, k), []).append(
+            Measured(problem, _plan(problem, name, direction, numbers), row["us"])
+        )
     return shapes
 
 
-def _plan(problem: Problem, name: str, numbers: list[int]) -> Plan:
+def _plan(problem: Problem, name: str, direction: Direction, numbers: list[int]) -> Plan:
     tile, rows, n = Tile.parse(name), problem.rows, problem.columns[0]
     assert isinstance(rows, int)
     assert isinstance(n, int)
@@ -201,7 +204,7 @@ def _plan(problem: Problem, name: str, numbers: list[int]) -> Plan:
     tiles = grid(tile, problem, n)
     sweep = min(numbers[0], tiles.rows)
     width = -(-tiles.columns // numbers[1]) * tile.n
-    return Plan("mesh", "push", min(sweep * tile.m * tile.cluster_m, rows), name, sweep, width)
+    return Plan("mesh", direction, min(sweep * tile.m * tile.cluster_m, rows), name, sweep, width)
 
 
 def shapes() -> Iterator[tuple[Kind, tuple[int, int, int]]]:
@@ -221,7 +224,7 @@ def test_what_is_predicted_fastest_was_measured_nearly_fastest(
 def test_predictions_are_near_the_clock(kind: Kind) -> None:
     errors = [abs(one.predicted / one.us - 1) for found in measured(kind).values() for one in found]
     assert sorted(errors)[len(errors) // 2] < 0.03
-    assert sorted(errors)[len(errors) * 9 // 10] < (0.07 if kind == "all_gather_matmul" else 0.1)
+    assert sorted(errors)[len(errors) * 9 // 10] < (0.07 if kind == "all_gather_matmul" else 0.09)
 
 
 def engine_runs() -> dict[tuple[str, Kind, int, int, int], list[Measured]]:
