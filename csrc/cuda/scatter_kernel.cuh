@@ -12,7 +12,7 @@
 //
 //   load       k k k ... k e k k k ...           waits for free stages
 //   multiply     k k k ... k e k k k ...         e: adds the source, writes the results
-//   store                      e                 stores them, then frees the stage
+//   store                      e                 stores them, and frees the stage when it is read
 //
 // So the tensor cores idle while a tile's results are written to shared memory, not while they
 // travel on. In CUTLASS's own kernels, from which this one has its roles and its pipeline, the
@@ -246,6 +246,7 @@ class ScatterKernel {
       state.advance(operand_steps(params));
       for (int left = own_steps(output.sources(tile)); left > 0; --left, ++state, ++handed) {
         storage.handed.wait(handed % 2);
+        __syncwarp();  // no lane may look for this phase when the next but one has begun
         // One lane, and always the same one, since a thread can wait for its own bulk stores alone.
         if (cutlass::canonical_lane_idx() == 0)
           take_back(storage, state.index(), tile, left == 1 ? output.target(tile) : BlockOf{},

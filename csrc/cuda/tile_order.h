@@ -5,8 +5,8 @@
 // all_gather, or the rows a rank owns of a reduce_scatter), each cut into m_tiles x n_tiles tiles.
 // Parts follow one another around the ring of ranks from `first_part` on. Inside a part, `group`
 // rows of clusters are swept together along N, so that the tiles in flight share rows of A and
-// columns of B in the L2 cache. A group never leaves its part (rule R1: no block may hold a tile
-// that waits while it owes one that others wait for), and the last group of a part may be smaller.
+// columns of B in the L2 cache. A group never leaves its part (nor does a chunk, then; rule R1 in
+// scatter_output.cuh), and the last group of a part may be smaller.
 //
 // The last two parts may take turns, cluster by cluster, the last one some clusters behind: `lead`.
 //

@@ -21,7 +21,8 @@ Two ranks that a wrong schedule stops (each is a test)
     Own chunks first in a reduce_scatter, one block each: rank 0 waits for rank 1's partial, which comes after
     rank 1's own step, which waits for rank 0's partial. With enough blocks to hold all own steps it would
     pass, and dead-lock the day another kernel takes some of them.
-    One own chunk before a peer's, as a swizzle block that straddles two shards would have it: rank 0's step
+    An own chunk before the peer's that others wait for likewise, as a swizzle block that straddles two shards
+    would have it: rank 0's step
     order is r1.1 r0.0 r1.0 r0.1, rank 1's r0.1 r1.0 r0.0 r1.1. Each waits at its second step for what the
     other does in its third.
 """

@@ -28,7 +28,8 @@ Physics
     out, and a transfer gets the whole bandwidth of its link. Arrival order equals multiply order on every
     rank, so the blocks wait for at most one chunk before they can start on peers' data.
     In an all_gather the own shard is multiplied while the first chunk travels. In a reduce_scatter own
-    chunks come last: they are the only ones that wait, and the last partial travels while they compute.
+    chunks come last, but for "store": they are the only ones that wait, and the last partial travels while
+    they compute.
 
 An uneven chunk, where the link is the bound and the fixed cost of a transfer forbids many
     After the last byte of an all_gather the tiles that waited for it remain to be multiplied. So the shard

@@ -119,6 +119,10 @@ def test_own_tiles_come_behind_what_they_wait_for(
         own, last = p.rank, (p.rank - 1) % world
         of_one = Counter(chunk for part, chunk in order if part == own)
         assert Counter(order) == {(part, chunk): of_one[chunk] for part in range(world) for chunk in of_one}
+        claims = [part for part, _ in order]
+        lead = claims.index(own) - (world - 2) * claims.count(own)
+        if direction == "store":  # nor do they come before their partials have had a round to arrive
+            assert lead >= min(clusters + max(of_one.values()), claims.count(own))
         left = Counter(order)
         in_turns = False
         for part, chunk in order:

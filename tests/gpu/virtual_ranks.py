@@ -249,7 +249,7 @@ class MatmulReduceScatterCall:
             if direction == "store":
                 parts = [self.arriving[i][rank.index] for i in range(world)]
                 parts[rank.index] = self.parts[rank.index][rank.index]
-                p.delivered = [other.signals.data_ptr() for other in group.ranks]
+                p.delivered = [0 if other is rank else other.signals.data_ptr() for other in group.ranks]
             p.parts = [part.data_ptr() for part in parts]
             p.partials = [partial.data_ptr() for partial in self.arriving[rank.index]]
             p.counters, p.claims = rank.counters, rank.claims

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -259,12 +260,21 @@ def test_predictions_are_near_the_engine() -> None:
     assert errors[len(errors) * 9 // 10] < 0.09
 
 
-def test_stores_win_where_a_product_is_small() -> None:
+def test_the_transport_is_chosen_that_was_measured_faster() -> None:
+    """By 5 %, or, of stores, 12 %: copies of two chunks are predicted up to a tenth too fast."""
+    seen = Counter[Direction]()
     for (_, kind, m, n, k), found in COMPARED.items():
-        if {one.plan.direction for one in found} == {"push", "store"}:
-            problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16")
-            fastest = min(candidates(problem, "cuda"), key=lambda plan: op_us(problem, plan))
-            assert fastest.direction == "store" or op_us(problem, fastest) > 60
+        best: dict[Direction, float] = {}
+        for one in found:
+            best[one.plan.direction] = min(one.us, best.get(one.plan.direction, one.us))
+        faster = min(best, key=lambda direction: best[direction])
+        if max(best.values()) < (1.12 if faster == "store" else 1.05) * best[faster]:
+            continue
+        problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16")
+        fastest = min(candidates(problem, "cuda"), key=lambda plan: op_us(problem, plan))
+        assert fastest.direction == faster, (m, n, k)
+        seen[faster] += 1
+    assert min(seen["push"], seen["store"]) >= 5, seen
 
 
 @pytest.mark.parametrize(("m", "k"), [(4096, 2048), (2048, 3584), (4096, 3584), (8192, 3584)])
