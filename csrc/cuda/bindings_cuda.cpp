@@ -133,10 +133,11 @@ void bind_module(py::module_& m) {
           return scatter_chunks_per_part(p, kernel.tile);
         });
   // (part, chunk) of every cluster, by the claim that gets it.
-  m.def("scatter_order",
+  m.def("claim_order",
         [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p, int clusters) {
-          TileOrder order = scatter_order(p, kernel.tile, clusters);
-          ScatterChunks chunks = scatter_cut(p, kernel.tile);
+          TileOrder parts = scatter_order(p, kernel.tile);
+          ScatterChunks chunks(parts, p.chunk_columns);
+          TileOrder order = claim_order(p, parts, chunks, clusters);
           std::vector<std::pair<int, int>> places;
           for (int claim = 0; claim < order.clusters(); ++claim) {
             TilePlace place = order.at(claim, 0, 0);

@@ -27,23 +27,18 @@ TileOrder scatter_order(MatmulReduceScatter const& p, Tile const& tile) {
 // leave at once, the link holds them up, and idles later. So where they are the transport, the own
 // part takes turns with the last peer's. A round behind it, so that partials have had a tile's time
 // to arrive; and a chunk behind it, which has one signal for all of its tiles.
-TileOrder scatter_order(MatmulReduceScatter const& p, Tile const& tile, int clusters) {
-  TileOrder order = scatter_order(p, tile);
-  if (!p.stores()) return order;
-  return order.taking_turns(clusters + scatter_cut(p, tile).clusters(order));
-}
-
-ScatterChunks scatter_cut(MatmulReduceScatter const& p, Tile const& tile) {
-  return ScatterChunks(scatter_order(p, tile), p.chunk_columns);
+TileOrder claim_order(MatmulReduceScatter const& p, TileOrder const& order,
+                      ScatterChunks const& chunks, int clusters) {
+  return p.stores() ? order.taking_turns(clusters + chunks.clusters(order)) : order;
 }
 
 int scatter_chunks_per_part(MatmulReduceScatter const& p, Tile const& tile) {
-  return scatter_cut(p, tile).per_part();
+  return ScatterChunks(scatter_order(p, tile), p.chunk_columns).per_part();
 }
 
 std::vector<ScatterChunk> scatter_chunks(MatmulReduceScatter const& p, Tile const& tile) {
   TileOrder order = scatter_order(p, tile);
-  ScatterChunks cut = scatter_cut(p, tile);
+  ScatterChunks cut(order, p.chunk_columns);
   // Row of the part, seen as [strips * rows, n], at which a row of tiles begins; the last tile of a
   // strip may be short.
   auto row_at = [&](int tiles) {

@@ -39,9 +39,9 @@ struct MatmulReduceScatterTraits {
     params.scale = p.scale;
     params.bias = static_cast<Element const*>(p.bias);
     params.output = output(p);
-    TileOrder order = params.output.order;
+    TileOrder const& order = params.output.order;
     int clusters = order.clusters_at_work(p.multiprocessors, resident_clusters<Kernel>());
-    params.tiles = {scatter_order(p, Config::tile, clusters), p.claims};
+    params.tiles = {claim_order(p, order, params.output.chunks, clusters), p.claims};
     dim3 grid(order.cluster_m(), order.cluster_n() * clusters, 1);
     launch_kernel<Kernel>(params, grid, stream);
   }
@@ -49,7 +49,7 @@ struct MatmulReduceScatterTraits {
   static ScatterOutput::Params output(MatmulReduceScatter const& p) {
     ScatterOutput::Params output{};
     output.order = scatter_order(p, Config::tile);
-    output.chunks = scatter_cut(p, Config::tile);
+    output.chunks = ScatterChunks(output.order, p.chunk_columns);
     output.rank = p.rank;
     output.counters = p.counters;
     output.arrived = p.arrived;

@@ -61,10 +61,10 @@ using MatmulReduceScatterKernel = KernelEntry<MatmulReduceScatter>;
 
 std::vector<MatmulReduceScatterKernel> const& matmul_reduce_scatter_kernels();
 
-// Of the chunks; and of a kernel of so many clusters.
+// Part by part; and that in which a kernel of so many clusters claims tiles.
 TileOrder scatter_order(MatmulReduceScatter const& problem, Tile const& tile);
-TileOrder scatter_order(MatmulReduceScatter const& problem, Tile const& tile, int clusters);
-ScatterChunks scatter_cut(MatmulReduceScatter const& problem, Tile const& tile);
+TileOrder claim_order(MatmulReduceScatter const& problem, TileOrder const& order,
+                      ScatterChunks const& chunks, int clusters);
 int scatter_chunks_per_part(MatmulReduceScatter const& problem, Tile const& tile);
 // All chunks of the peers' parts, in the order in which the kernel completes them.
 std::vector<ScatterChunk> scatter_chunks(MatmulReduceScatter const& problem, Tile const& tile);

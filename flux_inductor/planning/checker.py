@@ -22,9 +22,8 @@ Two ranks that a wrong schedule stops (each is a test)
     rank 1's own step, which waits for rank 0's partial. With enough blocks to hold all own steps it would
     pass, and dead-lock the day another kernel takes some of them.
     An own chunk before the peer's that others wait for likewise, as a swizzle block that straddles two shards
-    would have it: rank 0's step
-    order is r1.1 r0.0 r1.0 r0.1, rank 1's r0.1 r1.0 r0.0 r1.1. Each waits at its second step for what the
-    other does in its third.
+    would have it: rank 0's step order is r1.1 r0.0 r1.0 r0.1, rank 1's r0.1 r1.0 r0.0 r1.1. Each waits at its
+    second step for what the other does in its third.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class Plan:
         direction: who executes a transfer: the source's transfer engine ("push") or the target's ("pull"),
             or nobody, since the kernel stores its partial tiles straight into the target's memory ("store").
         chunk: rows (or columns) of a shard that one transfer moves, or that one signal announces; the last
-            may be shorter. On CUDA a matmul_reduce_scatter counts the rows of all strips together.
+            may be shorter. On CUDA a matmul_reduce_scatter counts the rows of all strips together, and they
+            are those of one sweep: where a plan names a sweep, that counts.
         tile: rows x columns x depth / cluster of a CUDA thread block; "": the engine has no tiles, or
             chooses one when it knows the sizes (see tiles.py).
         sweep: rows of clusters that a CUDA kernel sweeps together along the columns; 0: likewise.

@@ -11,7 +11,7 @@ Contract
     A transfer starts only once both sides have entered the call. With direction "store" a transfer is the
     stores of the blocks that multiply the chunk, done when the last of them is: nothing stands in its way,
     and nothing queues it. So there the own chunks take turns with the last peer's, each behind the one that
-    the peers compute for it: the link is in use all the time.
+    the peers compute for it: the link is in use nearly all the time.
 
 Timeline: four ranks, one chunk a shard, seen from rank 0 (r3 = the shard of rank 3)
     all_gather_matmul       link in        r1   r2   r3

@@ -60,9 +60,7 @@ def uneven(problem: Problem, even: Plan, menu: Menu) -> tuple[Plan, ...]:
 def _with_last_chunk(problem: Problem, bare: Plan, tiles: Grid) -> Iterator[Plan]:
     """Last chunks of one round and of less, in slices."""
     extent = known(problem.extent)
-    one = min(
-        max(at_once(tiles.tile, bare.reserve) // tiles.columns, 1), tiles.rows
-    )  # round, in rows of clusters
+    one = min(max(at_once(tiles.tile, bare.reserve) // tiles.columns, 1), tiles.rows)  # rows of a round
     slices = [count for count in SLICES if count * SLICE_DEPTH <= known(problem.depth)]
     for rows in sorted({one, -(-3 * one // 4), -(-one // 2)}, reverse=True):
         # It begins with a cluster: whatever lies before one would hold a cluster of its own.

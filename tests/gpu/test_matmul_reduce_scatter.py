@@ -115,7 +115,7 @@ def test_own_tiles_come_behind_what_they_wait_for(
     if direction == "store":
         p.delivered = [0 if rank == p.rank else 1 for rank in range(world)]
     for entry in kernels.matmul_reduce_scatter_kernels()[: len(TILES)]:
-        order = kernels.scatter_order(entry, p, clusters)
+        order = kernels.claim_order(entry, p, clusters)
         own, last = p.rank, (p.rank - 1) % world
         of_one = Counter(chunk for part, chunk in order if part == own)
         assert Counter(order) == {(part, chunk): of_one[chunk] for part in range(world) for chunk in of_one}
