@@ -197,12 +197,88 @@ def _signals(axes: Axes, blocks: tuple[tuple[int, int, float, float, str, int], 
         axes.annotate("", head, tail, arrowprops={"arrowstyle": "->", "color": "#C0392B", "linewidth": 1})
 
 
+# One SM of each fused kernel, schematically: (lane, start, length, text, kind). A tile is a letter; r is a
+# remote tile, l a local one. Kinds: 0 local, 1 remote, 2 a wait, 3 a transfer.
+KERNEL_LANES = ("producer warp", "MMA warps", "store warp")
+KERNEL_GATHER = (
+    (0, 0.2, 2.6, "push chunk 0", 3),
+    (0, 2.9, 2.6, "push chunk 1", 3),
+    (1, 0.0, 1.6, "load l0", 0),
+    (1, 1.6, 1.6, "load l1", 0),
+    (1, 3.2, 1.6, "load r0", 1),
+    (1, 4.8, 0.7, "wait", 2),
+    (1, 5.5, 1.6, "load r1", 1),
+    (2, 0.3, 1.6, "l0", 0),
+    (2, 1.9, 1.6, "l1", 0),
+    (2, 3.5, 1.6, "r0", 1),
+    (2, 5.8, 1.6, "r1", 1),
+    (3, 1.9, 0.7, "l0", 0),
+    (3, 3.5, 0.7, "l1", 0),
+    (3, 5.1, 0.7, "r0", 1),
+    (3, 7.4, 0.7, "r1", 1),
+)
+KERNEL_GATHER_SIGNALS = (((2.8, 0), (3.2, 1)), ((5.5, 0), (5.55, 1)))
+KERNEL_SCATTER = (
+    (0, 2.7, 1.7, "push chunk 0", 3),
+    (0, 4.6, 1.7, "push chunk 1", 3),
+    (1, 0.0, 1.6, "load r0", 1),
+    (1, 1.6, 1.6, "load r1", 1),
+    (1, 3.2, 1.6, "load l0", 0),
+    (1, 4.8, 0.5, "partial", 3),
+    (1, 5.3, 1.6, "load l1", 0),
+    (1, 6.9, 0.5, "partial", 3),
+    (2, 0.3, 1.6, "r0", 1),
+    (2, 2.1, 1.6, "r1", 1),
+    (2, 3.9, 1.6, "l0", 0),
+    (2, 5.5, 0.4, "+", 3),
+    (2, 6.0, 1.5, "l1", 0),
+    (2, 7.5, 0.4, "+", 3),
+    (3, 2.0, 0.7, "r0", 1),
+    (3, 3.8, 0.7, "r1", 1),
+    (3, 5.9, 0.7, "l0", 0),
+    (3, 7.9, 0.7, "l1", 0),
+)
+KERNEL_SCATTER_SIGNALS = (((2.7, 3), (2.72, 0)), ((4.5, 3), (4.6, 0)))
+KINDS = ("#9CCBEA", "#FFD28A", "#E5E5E5", "#BFE8D9")
+
+
+def draw_kernel() -> Figure:
+    """What the warps of one SM and the copy stream do over time, with the waits that join them."""
+    figure = Figure(figsize=(10.5, 5.6), layout="constrained")
+    panels = (
+        ("all_gather_matmul: local tiles need no wait; a remote tile's first load waits for its chunk",
+         "peer's copy stream", KERNEL_GATHER, KERNEL_GATHER_SIGNALS),
+        ("matmul_reduce_scatter: remote tiles first; local tiles add the partials that have arrived",
+         "own copy stream", KERNEL_SCATTER, KERNEL_SCATTER_SIGNALS),
+    )  # fmt: skip
+    for axes, (title, copies, blocks, signals) in zip(figure.subplots(2, 1), panels, strict=True):
+        for lane, start, length, text, kind in blocks:
+            hatch = "////" if kind == 2 else None
+            axes.barh(
+                lane, length, left=start, height=0.8, color=KINDS[kind], edgecolor="#666666", hatch=hatch
+            )
+            axes.text(start + length / 2, lane, text, ha="center", va="center", fontsize=8.5)
+        for tail, head in signals:
+            axes.annotate(
+                "", head, tail, arrowprops={"arrowstyle": "->", "color": "#C0392B", "linewidth": 1.2}
+            )
+        axes.set_yticks(range(4), (copies, *KERNEL_LANES))
+        axes.invert_yaxis()
+        axes.set_xticks(())
+        axes.set_xlim(-0.1, 8.8)
+        axes.set_xlabel("time → (schematic)", loc="right")
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def main(folder: Path) -> None:
     # No date and no random identifiers: the same figure is the same file.
     matplotlib.rcParams["svg.hashsalt"] = "flux_inductor"
     folder.mkdir(parents=True, exist_ok=True)
     draw_architecture().savefig(folder / "architecture.svg", metadata={"Date": None})
     draw_protocol().savefig(folder / "protocol.svg", metadata={"Date": None})
+    draw_kernel().savefig(folder / "kernel.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
