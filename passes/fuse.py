@@ -9,6 +9,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
 from flux_inductor.passes import gather_site, scatter_site
+from flux_inductor.passes.chain import arrange, chain_of
 from flux_inductor.passes.collectives import WAIT, Collective, find_collectives, merge_waits
 from flux_inductor.passes.decide import Setting, decide, gather_problem, scatter_problem, unsuitable
 from flux_inductor.passes.dependencies import Dependencies
@@ -32,12 +33,15 @@ def fuse(graph: Graph, name: str, setting: Setting) -> list[CollectiveRecord]:
     Returns:
         One record a collective, in the order of the graph as it was given.
     """
+    if not any(find_collectives(graph)):
+        return []
+    # A user's pass may have left it unsorted, or with users of a gathered tensor that nobody needs.
+    stable_topological_sort(graph)
+    graph.eliminate_dead_code()
     merge_waits(graph)
     collectives = list(find_collectives(graph))
-    if not collectives:
-        return []
     fusion = _Fusion(name, setting)
-    fusion.gathers(graph, [one for one in collectives if one.op == "all_gather"])
+    fusion.gathers(graph, collectives)
     for one in collectives:
         if one.op == "reduce_scatter":
             fusion.scatter(one)
@@ -45,7 +49,12 @@ def fuse(graph: Graph, name: str, setting: Setting) -> list[CollectiveRecord]:
             fusion.leave(one, _not_fused_yet(one), _input_text(one))
     if fusion.fused:
         stable_topological_sort(graph)
-        pin_order(graph, fusion.fused, fusion.left_beside_fused(collectives))
+        fusion.check_gone(graph)
+        members = [one.node for one in collectives if one.node.target is not WAIT]
+        fused = set(fusion.fused.values())
+        chain = chain_of(graph, [fusion.fused.get(node, node) for node in members], fused)
+        arrange(graph, chain, {})
+        pin_order(graph, chain, fused, {})
     return [fusion.records[one.node] for one in collectives]
 
 
@@ -54,35 +63,36 @@ class _Fusion:
 
     Args:
         records: by the node of the collective, which may be gone.
-        fused: the ops that were made.
+        fused: the ops that were made, by the node of the collective that each replaces.
     """
 
     def __init__(self, name: str, setting: Setting) -> None:
         self.records: dict[Node, CollectiveRecord] = {}
-        self.fused: set[Node] = set()
+        self.fused: dict[Node, Node] = {}
         self._name = name
         self._setting = setting
 
     def gathers(self, graph: Graph, collectives: list[Collective]) -> None:
         """All gathers are recognised before the first is rewritten: see Dependencies."""
-        sites = {one: gather_site.explore(one) for one in collectives}
+        sites = {one: gather_site.explore(one) for one in collectives if one.op == "all_gather"}
         candidates = [
             one.node for one, site in sites.items() if isinstance(site, GatherSite) and site.consumers
         ]
-        dependencies = Dependencies(graph, candidates)
+        dependencies = Dependencies(graph, [one.node for one in collectives], candidates)
         for one, site in sites.items():
             pair = site if isinstance(site, Reason) else pair_of(site, dependencies)
             if isinstance(pair, Reason):
                 self.leave(one, pair, _input_text(one))
             else:
                 self._gather(pair)
+                if one.node in self.fused:
+                    dependencies.fuse(one.node, pair.operands)
 
     def _gather(self, pair: GatherPair) -> None:
         collective, x = pair.site.collective, tensor(pair.site.x)
         weights = [one.matmul.weight for one in pair.consumers]
-        operands = [operand for one in pair.consumers for operand in one.matmul.operands]
         shapes = _pair_text(x.shape, weights, pair.dtype)
-        reason = unsuitable(collective, pair.dtype, x, operands)
+        reason = unsuitable(collective, pair.dtype, x, pair.operands)
         decision = reason or decide(gather_problem(pair), collective, x.device.type, self._setting)
         self._settle(collective, shapes, decision, lambda plan: rewrite_gather(pair, plan))
 
@@ -107,7 +117,7 @@ class _Fusion:
         elif not decision.fused:
             self.leave(one, Reason(decision.code, decision.reason), shapes, decision)
         else:
-            self.fused.add(rewrite(str(decision.plan)))
+            self.fused[one.node] = rewrite(str(decision.plan))
             self._record(one, shapes, decision)
 
     def leave(self, one: Collective, why: Reason, shapes: str, decision: Decision | None = None) -> None:
@@ -131,11 +141,10 @@ class _Fusion:
             reason=why.text if why is not None else decision.reason if decision is not None else "",
         )
 
-    def left_beside_fused(self, collectives: list[Collective]) -> list[Node]:
-        """The plain collectives of the groups that have fused ops."""
-        groups = {one.group for one in collectives if self.records[one.node].fused}
-        left = [one for one in collectives if not self.records[one.node].fused and one.group in groups]
-        return [one.node for one in left if one.node.target is not WAIT]
+    def check_gone(self, graph: Graph) -> None:
+        """A collective that is reported as fused must not run as well."""
+        still = self.fused.keys() & set(graph.nodes)
+        assert not still, f"reported as fused, and still in the graph: {still}"
 
 
 def _not_fused_yet(one: Collective) -> Reason:

@@ -35,6 +35,11 @@ class GatherPair:
     def dtype(self) -> torch.dtype:
         return self.cast or tensor(self.site.x).dtype
 
+    @property
+    def operands(self) -> list[Node]:
+        """All weights and biases."""
+        return [operand for one in self.consumers for operand in one.matmul.operands]
+
 
 def pair_of(site: GatherSite, dependencies: Dependencies) -> GatherPair | Reason:
     """The pair that can be fused, or why there is none."""
@@ -120,21 +125,20 @@ class _Draft:
         self.site.used.update({one.node: one for one in self.site.sizes.values() if one.node not in passed})
 
     def drop_unavailable(self) -> Reason | None:
-        """See Dependencies. If the op also gives the gathered tensor, it stands where that was made."""
-        place = self.dependencies.position(self.consumers[0].matmul.node)
-        late = self._late(place)
-        if late or self.site.used:
-            late = self._late(self.dependencies.position(self.consumers[0].lhs.root))
-        if len(late) == len(self.consumers):
-            text = f"the weight of {late[0].matmul.node.name} depends on another gather, which comes later"
-            return Reason("operand-order", text)
-        self._drop(late)
-        return None
-
-    def _late(self, place: int) -> list[Consumer]:
-        available = self.dependencies.available
-        return [
-            one
-            for one in self.consumers
-            if not all(available(operand, place) for operand in one.matmul.operands)
-        ]
+        """See Dependencies. An op that stands later for more matmuls is better, but not behind another op."""
+        gather = self.site.collective.node
+        dropped = [one for one in self.consumers if self.dependencies.crosses(one.matmul.operands, gather)]
+        if len(dropped) == len(self.consumers):
+            dropped = []
+        self.consumers = [one for one in self.consumers if one not in dropped]
+        while self.consumers:
+            operands = [operand for one in self.consumers for operand in one.matmul.operands]
+            if self.dependencies.admits(gather, operands):
+                self._drop(dropped)
+                return None
+            last = max(self.consumers, key=lambda one: self.dependencies.latest(one.matmul.operands))
+            dropped.append(last)
+            self.consumers = [one for one in self.consumers if one is not last]
+        name = dropped[-1].matmul.node.name
+        text = f"the weight of {name} depends on a later collective, before which others need the gathered tensor"
+        return Reason("operand-order", text)

@@ -188,6 +188,8 @@ class _Explorer:
             return
         if isinstance(matmul, Matmul) and matmul.lhs is node and matmul.weight is not node:
             self.site.consumers.append(Consumer(matmul, value))
+            if matmul.full is node:  # g + g @ w
+                self.site.used[node] = value
             return
         self.site.used[node] = value
         if isinstance(matmul, Reason):

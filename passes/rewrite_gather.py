@@ -81,8 +81,10 @@ def _redirect_sizes(pair: GatherPair, stage_of: dict[Node, Node]) -> None:
 def _replace_product(matmul: Matmul, steps: list[Whole], stages: list[Node]) -> list[Node]:
     """Gives the last stage, or an earlier one. Returns nodes that may be left without users."""
     node = matmul.node
-    if matmul.full is not None:
-        node.replace_all_uses_with(call(node, aten.add.Tensor, stages[-1], matmul.full))
+    # As it is now: what is added may be another product of this op, which has been replaced since.
+    full = _current(node).full
+    if full is not None:
+        node.replace_all_uses_with(call(node, aten.add.Tensor, stages[-1], full))
         return stages
     shortcuts = [user for user in node.users if _take_shortcut(user, stages, steps)]
     if node.users:

@@ -45,7 +45,7 @@ def inputs() -> list[list[Tensor]]:
 @pytest.fixture
 def no_pinning() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fuse, "pin_order", lambda *_: None)
+        patch.setattr(fuse, "pin_order", lambda *_: [])
         yield
 
 
@@ -55,10 +55,10 @@ IN_GRAPH = re.compile(r"(?:_matmul|_scatter)\((?:in|v)\d+, \[?in(\d+)|(all_gathe
 IN_CODE = re.compile(r"(?:_matmul|_scatter)\.default\(\w+, \[?arg(\d+)_1|(all_gather_into_tensor)\.default\(")
 
 
-def orders(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[str]]:
+def orders(fn: Callable[..., Any], *args: Any, chained: object = None) -> tuple[list[str], list[str]]:
     """What communicates, in the order of the rewritten graph and in that of the generated code."""
     texts: list[str] = []
-    fusion = FusionPass(ALWAYS, None, lambda records: None, cpu_topology)
+    fusion = FusionPass(ALWAYS, chained, lambda records: None, cpu_topology)
 
     def hook(graph: Graph) -> None:
         fusion(graph)
@@ -126,8 +126,8 @@ def test_inductor_takes_such_a_chain(group: Group) -> None:
     assert len(set(code)) == 4
 
 
-def test_other_groups_are_not_in_the_chain() -> None:
-    """A plain collective of another group, say of FSDP, stays free to move."""
+def test_other_groups_are_in_the_chain() -> None:
+    """Whatever the group, Inductor keeps plain collectives in one order, and so do ranks that fuse nothing."""
     with fake_group(4) as world:
         pair = dist.new_group([0, 1])
 
@@ -135,6 +135,93 @@ def test_other_groups_are_not_in_the_chain() -> None:
             first = gather(x, 0, pair) @ w
             return first, funcol.all_reduce(y, "sum", world), gather(y, 0, pair) @ w
 
-        lines = trace(fn, randn(4, 8), randn(4, 8), randn(8, 8)).text.splitlines()
-        (ordered,) = (line for line in lines if "after" in line)
-        assert "after [v1]: all_gather_matmul" in ordered
+        assert_expected_inline(
+            trace(fn, randn(4, 8), randn(4, 8), randn(8, 8)).text,
+            """\
+""",
+        )
+
+
+def test_op_stands_where_the_gather_was(group: Group) -> None:
+    """Before a collective that stood between gather and matmul; what makes its weight moves with it."""
+
+    def fn(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        whole = gather(x, 0, group)
+        total = funcol.all_reduce(y, "sum", group)
+        return whole @ w.relu().t(), total, whole.sum()
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(4, 8), randn(8, 8)).text,
+        """\
+""",
+    )
+
+
+def test_op_stands_right_behind_what_its_weight_needs(group: Group) -> None:
+    """A sharded weight is gathered after the activation, as sharded data parallelism does it."""
+
+    def fn(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        whole = gather(x, 0, group)
+        weight = gather(w, 0, group).relu()
+        total = funcol.all_reduce(y, "sum", group)
+        return whole @ weight, total, whole.sum()
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(4, 8), randn(4, 8)).text,
+        """\
+""",
+    )
+
+
+def test_plain_collectives_never_change_places(group: Group) -> None:
+    """The op cannot stand behind the second all_reduce, as the first one needs what it gathers."""
+
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        whole = gather(x, 0, group)
+        early = funcol.all_reduce(whole.relu(), "sum", group)
+        return early, whole @ funcol.all_reduce(w, "sum", group)
+
+    assert trace(fn, randn(4, 8), randn(8, 8)).fates == "operand-order other-collective other-collective"
+
+
+def test_reordered_users_keep_collectives_in_order(group: Group) -> None:
+    """The op stands where its matmul was; what else needs the gathered tensor is behind it, a collective too."""
+
+    def fn(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        whole = gather(x, 0, group)
+        first = funcol.all_reduce(whole.relu(), "sum", group)
+        second = funcol.all_reduce(y, "sum", group)
+        return first, second, whole @ w
+
+    lines = trace(fn, randn(4, 8), randn(4, 8), randn(8, 8)).text.splitlines()
+    order = [re.search(r"(all_reduce|all_gather_matmul)\(v?(in\d)?", line) for line in lines]
+    assert [one.groups() for one in order if one] == [
+        ("all_gather_matmul", "in0"),
+        ("all_reduce", None),
+        ("all_reduce", "in1"),
+    ]
+
+
+def test_shape_is_no_dependency(group: Group) -> None:
+    """A tensor of the first product's shape does not wait for it: Inductor reads no data for that."""
+
+    def fn(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        first = gather(x, 0, group) @ w
+        return first, gather(y + torch.empty_like(first)[:4], 0, group) @ w
+
+    lines = trace(fn, randn(4, 8), randn(4, 8), randn(8, 8)).text.splitlines()
+    assert len([line for line in lines if "after" in line]) == 1
+
+
+def test_unsorted_graph_of_a_users_pass(group: Group) -> None:
+    """It puts the weight's cast behind the matmul, as a pass may that leaves the sorting to Inductor."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return gather(x, 0, group) @ w.relu()
+
+    def unsort(graph: Graph) -> None:
+        (relu,) = graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
+        graph.output_node().prepend(relu)
+
+    graph, code = orders(fn, randn(4, 8), randn(8, 8), chained=unsort)
+    assert len(graph) == len(code) == 1
