@@ -8,7 +8,7 @@ from torch.fx import Graph, Node
 
 
 class Dependencies:
-    """Positions in the graph, and for each node the collectives that it depends on, as the bits of one number.
+    """Positions in the graph, and for each node the collectives that it depends on, as bits of a number.
 
     A fused gather makes all its products at once, in the place of its all_gather. An operand that is made
     later is no obstacle, as it can be moved there with all that it depends on, unless that is a later

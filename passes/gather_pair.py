@@ -140,5 +140,8 @@ class _Draft:
             dropped.append(last)
             self.consumers = [one for one in self.consumers if one is not last]
         name = dropped[-1].matmul.node.name
-        text = f"the weight of {name} depends on a later collective, before which others need the gathered tensor"
+        text = (
+            f"the weight of {name} depends on a later collective, and what comes before that one depends on "
+            "the gathered tensor"
+        )
         return Reason("operand-order", text)

@@ -6,9 +6,9 @@ different shapes. Two ranks that run two fused ops in opposite orders wait for e
     rank 0: A waits for rank 1's part of A         rank 1: B waits for rank 0's part of B
 
 So does a fused op of one group with a plain collective of another: both use the same processes. Hence there
-is one chain of all collectives, of whatever group, in the order of the unfused program (chain.py), which ranks
-have in common whether they fuse a pair or not. Inductor keeps plain collectives in the order of the graph
-among themselves. A neighbour of a fused op gets a control dependency, unless it depends on that already.
+is one chain of all collectives, of whatever group, in the order of the unfused program (chain.py): ranks have
+that in common whether they fuse a pair or not. Inductor keeps plain collectives in the graph's order among
+themselves. A neighbour of a fused op gets a control dependency, unless it depends on that already.
 
 Waits need no place in the chain: what one waits for is in the chain, or was started before the graph.
 
@@ -30,7 +30,15 @@ from torch.utils._ordered_set import OrderedSet
 from flux_inductor.passes.build import call
 
 # Ops that take a tensor for its shape alone: Inductor makes no dependency of that.
-_SHAPE_ONLY = ("empty_like", "full_like", "zeros_like", "ones_like", "rand_like", "randn_like", "randint_like")
+_SHAPE_ONLY = (
+    "empty_like",
+    "full_like",
+    "zeros_like",
+    "ones_like",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+)
 
 
 def pin_order(
@@ -63,7 +71,7 @@ def pin_order(
 
 
 def _missing_edges(graph: Graph, chain: Sequence[Node]) -> list[tuple[Node, Node]]:
-    """(before, after) of neighbours in the chain that do not depend on each other. One sweep over the graph."""
+    """(before, after) of neighbours in the chain that do not depend on each other, found in one sweep."""
     place = {node: number for number, node in enumerate(chain)}
     missing = []
     reached: dict[Node, int] = {}  # how many members, from the first on, are done before the node is

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, randn
 
+from flux_inductor.passes import rewrite_gather
 from tests.passes.programs import gather, gather_list, wait
 from tests.passes.tracing import trace
 
@@ -407,3 +409,82 @@ v5 [8,8] = v3[1]
 v6 [8,8] = mm(v2, v4)
 return [v6, v5]""",
     )
+
+
+# ---------------------------------------------------------------- the gathered tensor or a product is added
+
+
+def test_gathered_tensor_is_added_to_its_product(group: Group) -> None:
+    """Inductor makes addmm(whole, whole, w) of it."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        whole = gather(x, 0, group)
+        return torch.addmm(whole, whole, w)
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(8, 8)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 0, True)
+v1 [8,8] = v0[0]
+v2 [8,8] = v0[1]
+v3 [8,8] = add(v1, v2)
+return [v3]""",
+    )
+
+
+def test_gathered_batch_is_added_to_its_product(group: Group) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        whole = gather(x, 1, group)
+        return torch.baddbmm(whole, whole, w.expand(3, 8, 8))
+
+    assert_expected_inline(
+        trace(fn, randn(3, 4, 8), randn(8, 8)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1], [], 1, True)
+v1 [3,8,8] = v0[0]
+v2 [3,8,8] = v0[1]
+v3 [3,8,8] = add(v1, v2)
+return [v3]""",
+    )
+
+
+def test_products_of_one_gather_are_added(group: Group) -> None:
+    """Inductor makes addmm(first, whole, v) of the sum: the first product is not computed again."""
+
+    def fn(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        whole = gather(x, 0, group)
+        return torch.addmm(whole @ w, whole, v)
+
+    assert_expected_inline(
+        trace(fn, randn(4, 8), randn(8, 6), randn(8, 6)).text,
+        """\
+v0 = all_gather_matmul(in0, [in1, in2], [], 0, False)
+v1 [8,6] = v0[0]
+v2 [8,6] = v0[1]
+v3 [8,6] = add(v2, v1)
+return [v3]""",
+    )
+
+
+@pytest.mark.parametrize("mark", ["+", "cast"])
+def test_sums_as_programs_write_them(group: Group, mark: str) -> None:
+    """Fused, with no collective left in the graph."""
+
+    def fn(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        whole = gather(x, 0, group)
+        whole = whole.bfloat16() if mark == "cast" else whole
+        return whole + whole @ w + whole @ v
+
+    kind = torch.bfloat16 if mark == "cast" else torch.float32
+    traced = trace(fn, randn(4, 8), randn(8, 8, dtype=kind), randn(8, 8, dtype=kind))
+    assert traced.fates == "fused"
+    assert "all_gather_into_tensor" not in traced.text
+    assert " mm(" not in traced.text
+    assert "addmm(" not in traced.text
+
+
+def test_fused_collective_that_stays_is_an_error(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: the rewrite leaves the all_gather in the graph."""
+    monkeypatch.setattr(rewrite_gather, "erase_unused", lambda graph, nodes: None)
+    with pytest.raises(Exception, match="reported as fused, and still in the graph"):
+        trace(lambda x, w: gather(x, 0, group) @ w, randn(4, 8), randn(8, 8))

@@ -18,7 +18,7 @@ from torch.fx import Graph
 from flux_inductor.passes import fuse
 from flux_inductor.passes.fusion_pass import FusionPass
 from tests.passes.programs import gather, scatter
-from tests.passes.tracing import ALWAYS, cpu_topology, fake_group, short, trace
+from tests.passes.tracing import ALWAYS, cpu_topology, fake_group, prepared, short, trace
 
 Group = dist.ProcessGroup
 
@@ -127,7 +127,7 @@ def test_inductor_takes_such_a_chain(group: Group) -> None:
 
 
 def test_other_groups_are_in_the_chain() -> None:
-    """Whatever the group, Inductor keeps plain collectives in one order, and so do ranks that fuse nothing."""
+    """Inductor keeps all plain collectives in one order, and so do ranks that fuse nothing."""
     with fake_group(4) as world:
         pair = dist.new_group([0, 1])
 
@@ -138,7 +138,13 @@ def test_other_groups_are_in_the_chain() -> None:
         assert_expected_inline(
             trace(fn, randn(4, 8), randn(4, 8), randn(8, 8)).text,
             """\
-""",
+v0 = all_gather_matmul(in0, [in1], [], 0, False)
+v1 [8,8] = v0[0]
+v2 [4,8] = after [v1]: all_reduce(in2, "sum")
+v3 [4,8] = wait_tensor(v2)
+v4 = after [v2]: all_gather_matmul(in2, [in1], [], 0, False)
+v5 [8,8] = v4[0]
+return [v1, v3, v5]""",
         )
 
 
@@ -153,7 +159,15 @@ def test_op_stands_where_the_gather_was(group: Group) -> None:
     assert_expected_inline(
         trace(fn, randn(4, 8), randn(4, 8), randn(8, 8)).text,
         """\
-""",
+v0 [8,8] = relu(in2)
+v1 [8,8] = permute(v0, [1, 0])
+v2 = all_gather_matmul(in0, [v1], [], 0, True)
+v3 [8,8] = v2[0]
+v4 [4,8] = after [v3]: all_reduce(in1, "sum")
+v5 [4,8] = wait_tensor(v4)
+v6 [8,8] = v2[1]
+v7 [] = sum(v6)
+return [v3, v5, v7]""",
     )
 
 
@@ -169,7 +183,16 @@ def test_op_stands_right_behind_what_its_weight_needs(group: Group) -> None:
     assert_expected_inline(
         trace(fn, randn(4, 8), randn(4, 8), randn(4, 8)).text,
         """\
-""",
+v0 [8,8] = all_gather_into_tensor(in1, 2)
+v1 [8,8] = wait_tensor(v0)
+v2 [8,8] = relu(v1)
+v3 = all_gather_matmul(in0, [v2], [], 0, True)
+v4 [8,8] = v3[0]
+v5 [4,8] = after [v4]: all_reduce(in2, "sum")
+v6 [4,8] = wait_tensor(v5)
+v7 [8,8] = v3[1]
+v8 [] = sum(v7)
+return [v4, v6, v8]""",
     )
 
 
@@ -185,7 +208,7 @@ def test_plain_collectives_never_change_places(group: Group) -> None:
 
 
 def test_reordered_users_keep_collectives_in_order(group: Group) -> None:
-    """The op stands where its matmul was; what else needs the gathered tensor is behind it, a collective too."""
+    """The op stands where its matmul was; what else needs the gathered tensor follows, a collective too."""
 
     def fn(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         whole = gather(x, 0, group)
@@ -209,19 +232,20 @@ def test_shape_is_no_dependency(group: Group) -> None:
         first = gather(x, 0, group) @ w
         return first, gather(y + torch.empty_like(first)[:4], 0, group) @ w
 
-    lines = trace(fn, randn(4, 8), randn(4, 8), randn(8, 8)).text.splitlines()
-    assert len([line for line in lines if "after" in line]) == 1
+    traced = prepared(fn)  # what an uninitialised tensor holds cannot be compared
+    traced.call(randn(4, 8), randn(4, 8), randn(8, 8))
+    assert len([line for line in traced.text.splitlines() if "after" in line]) == 1
 
 
 def test_unsorted_graph_of_a_users_pass(group: Group) -> None:
-    """It puts the weight's cast behind the matmul, as a pass may that leaves the sorting to Inductor."""
+    """It puts a node behind its users, as a pass may that leaves the sorting to Inductor."""
 
     def fn(x: Tensor, w: Tensor) -> Tensor:
-        return gather(x, 0, group) @ w.relu()
+        return gather(x.relu(), 0, group) @ w
 
     def unsort(graph: Graph) -> None:
         (relu,) = graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
         graph.output_node().prepend(relu)
 
     graph, code = orders(fn, randn(4, 8), randn(8, 8), chained=unsort)
-    assert len(graph) == len(code) == 1
+    assert graph == code == ["1"]
