@@ -16,15 +16,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flux_inductor import _core
-from flux_inductor.runtime import liveness, rendezvous, torch_private, trace
+from flux_inductor.runtime import groups, liveness, rendezvous, torch_private, trace
 from flux_inductor.runtime.cpu_call import Call
 from flux_inductor.runtime.errors import (
     REMEDY,
     DeadGroupError,
+    FusedOpError,
+    MismatchError,
     PeerLostError,
-    PeerTimeoutError,
     WorkspaceError,
 )
+from flux_inductor.runtime.generation import Generation
 from flux_inductor.runtime.groups import process_group
 
 FIRST_EPOCH = 0  # the epoch before the first call
@@ -42,9 +44,7 @@ class CpuGroup:
         self.world = group.size()
         self.limit_s = 0.0  # the time-out of the process group, read at each call
         self.lock = threading.Lock()
-        self._store = torch_private.store(group)
-        self._prefix = ""
-        self._generation = 0
+        self._generation = Generation("cpu", torch_private.store(group), self.rank, self.world)
         self._thread = _core.TransferThread()
         self._workspace: _core.Workspace | None = None
         self._own: _core.Segment | None = None
@@ -113,6 +113,8 @@ class CpuGroup:
         """Gives everything back, but for a call that another thread is still waiting in: that keeps what it
         uses, and ends by itself. Neither the program's end nor another group has to wait for it."""
         self._dead = self._dead or "it was destroyed"
+        if not groups.ending():
+            self._generation.leave()
         if not self.lock.acquire(timeout=CLOSE_LIMIT_S):
             return
         try:
@@ -133,6 +135,7 @@ class CpuGroup:
         self._dead = f"{why}. {REMEDY}"
         if self._workspace is not None:
             self._workspace.fail(why)
+        self._generation.fail(why)
 
     def _prepare(self, call: Call, signals: int, buffer_bytes: int) -> _core.Workspace:
         """Begins the call in a workspace that is large enough."""
@@ -150,23 +153,11 @@ class CpuGroup:
 
     def _meet(self, call: Call, capacity: tuple[int, int]) -> _core.Workspace:
         """Makes a new segment and finds those of the peers; the old ones stay until all have been found."""
-        if not self._prefix:
-            # Each making of the group has its own keys, so that none of a destroyed one are read.
-            made = self._store.add(f"flux_inductor/made/{self.rank}", 1)
-            self._prefix = f"flux_inductor/{made}"
-            liveness.publish_process()
-        self._generation += 1
-        prefix = f"{self._prefix}/{self._generation}"
+        liveness.publish_process()
         own, handle = rendezvous.make_segment(call.descriptor, capacity, self._epoch)
         try:
             handles = rendezvous.exchange(
-                self._store,
-                prefix,
-                self.rank,
-                self.world,
-                handle,
-                self.limit_s,
-                lambda: self._check_peers(call),
+                self._generation, handle, self.limit_s, lambda: self._check_peers(call)
             )
             for peer, theirs in enumerate(handles):
                 if theirs.descriptor != call.descriptor:
@@ -182,7 +173,7 @@ class CpuGroup:
             if own is not None:
                 self._own = own  # late peers find the failure in it
                 own.announce_failure(f"{type(error).__name__}: {error}")
-            if isinstance(error, (WorkspaceError, PeerLostError, PeerTimeoutError)):
+            if isinstance(error, FusedOpError) and not isinstance(error, MismatchError):
                 raise type(error)(f"{call.where}: {error}. {REMEDY}") from error.__cause__
             raise
         self._release()

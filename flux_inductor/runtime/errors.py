@@ -27,3 +27,13 @@ class WorkspaceError(FusedOpError):
 
 class DeadGroupError(FusedOpError):
     """The group failed in an earlier call; destroy it and make it anew."""
+
+
+def peer_failure(peer: int, why: str) -> FusedOpError:
+    """What a rank raises because a peer has failed: of the peer's class, if that is one of these.
+
+    Args:
+        why: the name of the peer's error's class, a colon, its text.
+    """
+    kinds = {kind.__name__: kind for kind in FusedOpError.__subclasses__()}
+    return kinds.get(why.partition(":")[0], FusedOpError)(f"rank {peer} failed: {why}")

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from flux_inductor.runtime.torch_private import group_size, process_group
+from flux_inductor.runtime.torch_private import group_size, process_group, until_destroyed
 
 __all__ = [
     "GroupState",
@@ -55,6 +55,7 @@ class GroupState(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Kept:
     group: weakref.ref[dist.ProcessGroup]
+    watch: object  # for the group's end
     state: Any  # of the kind that it is kept under
 
 
@@ -67,7 +68,7 @@ def state_of(name: str, kind: type[State]) -> State:
     """The state of that kind for a group: the one made before, or a new one `kind(name, group)`.
 
     A group that was destroyed and made anew under the same name gets a new state; the old one is closed when
-    its process group is gone, and at the latest now.
+    its process group is destroyed.
 
     Raises:
         ValueError: there is no such group on this rank.
@@ -87,16 +88,18 @@ def _replace(old: _Kept | None, name: str, kind: type[GroupState], group: dist.P
     if old is not None:
         old.state.close()
     new = _kept[kind, name] = _Kept(
-        weakref.ref(group, lambda dead: _drop(kind, name, dead)), kind(name, group)
+        weakref.ref(group),
+        until_destroyed(group, lambda destroyed: _drop(kind, name, destroyed)),
+        kind(name, group),
     )
     return new
 
 
-def _drop(kind: type[GroupState], name: str, dead: weakref.ref[dist.ProcessGroup]) -> None:
-    """Closes the state of a process group that was collected, unless a newer group has its place already."""
+def _drop(kind: type[GroupState], name: str, destroyed: object) -> None:
+    """Closes the state of a process group that was destroyed, unless a newer group has its place already."""
     with _changing:
         kept = _kept.get((kind, name))
-        if kept is not None and kept.group is dead:
+        if kept is not None and kept.watch is destroyed:
             del _kept[kind, name]
             kept.state.close()
 

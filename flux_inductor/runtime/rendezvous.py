@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import Store
 from flux_inductor._core import Segment
 from flux_inductor.runtime.detect import host_identity
 from flux_inductor.runtime.errors import PeerTimeoutError, WorkspaceError
+from flux_inductor.runtime.generation import Generation
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,9 @@ def make_segment(descriptor: str, capacity: tuple[int, int], epoch: int) -> tupl
         return None, Handle(descriptor=descriptor, failure=reason)
 
 
-def exchange(
-    store: Store, prefix: str, rank: int, world: int, own: Handle, limit_s: float, check: Callable[[], None]
-) -> list[Handle]:
-    """The handles of all ranks; see `exchange_texts`."""
-    texts = exchange_texts(store, prefix, rank, world, json.dumps(asdict(own)), limit_s, check)
+def exchange(generation: Generation, own: Handle, limit_s: float, check: Callable[[], None]) -> list[Handle]:
+    """The handles of all ranks; see `Generation.meet`."""
+    texts = generation.meet(json.dumps(asdict(own)), limit_s, check)
     return [Handle(**json.loads(text)) for text in texts]
 
 

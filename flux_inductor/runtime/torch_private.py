@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._autograd import DeviceType
 from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+    PrefixStore,
     Store,
     _detect_dma_connectivity,
     _resolve_process_group,
@@ -48,8 +50,16 @@ def _no_group(name: str, error: Exception) -> ValueError:
 
 
 def store(group: dist.ProcessGroup) -> Store:
-    """The key-value store of a group; its keys are the group's own."""
-    return c10d._get_process_group_store(group)
+    """The key-value store of a group; its keys are the group's own, and it outlives the group."""
+    return PrefixStore("flux_inductor", c10d._get_process_group_store(group))
+
+
+def until_destroyed(group: dist.ProcessGroup, callback: Callable[[object], None]) -> object:
+    """Calls back when the group is destroyed, also if the program still holds it, while the result lives.
+
+    torch.distributed alone refers to the object of the group's store, and drops it then.
+    """
+    return weakref.ref(c10d._get_process_group_store(group), callback)
 
 
 def default_store() -> Store:

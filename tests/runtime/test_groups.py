@@ -122,11 +122,11 @@ def wrapping(rank: int, world: int) -> None:
         assert first % _core.EPOCH_RENEWAL == _core.EPOCH_RENEWAL - 9
         cpu_group.FIRST_EPOCH = first
         group = name_of(dist.new_group())
-        generations = []
+        meetings = []
         for _ in range(4):
             exchange(rank, world, group)
-            generations.append(state_of(group, CpuGroup)._generation)
-        assert generations[-1] - generations[0] == 1, "made anew once, with fresh signals"
+            meetings.append(state_of(group, CpuGroup)._generation._meetings)
+        assert meetings[-1] - meetings[0] == 1, "made anew once, with fresh signals"
     cpu_group.FIRST_EPOCH = usual
 
 
