@@ -178,6 +178,17 @@ def _differentiated(*operands: Tensor | None) -> bool:
     return forward_ad._current_level >= 0  # asking each tensor for a tangent would cost more
 
 
+def _check_first_order(op: str, *operands: Tensor | None) -> None:
+    """Collectives would lose gradients of gradients, without a word."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    if any(operand is not None and operand.requires_grad for operand in operands):
+        raise ValueError(
+            f"{op}: gradients of gradients are not supported; compute its gradient without "
+            "create_graph=True, or write it as collective and matmul, which autograd can differentiate twice"
+        )
+
+
 def _flat(x: Tensor) -> Tensor:
     """[..., K] as [rows, K]."""
     return x.flatten(0, -2)
@@ -208,6 +219,7 @@ class _AllGatherMatmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         gathered, *weights = ctx.saved_tensors
+        _check_first_order("all_gather_matmul", *grads, *weights, gathered)
         count = ctx.count
         grad_products = list(grads[:count])
         grad_gathered = grads[count] if len(grads) > count else None
@@ -270,6 +282,7 @@ class _MatmulReduceScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        _check_first_order("matmul_reduce_scatter", grad, x, weight)
         if ctx.reduce_op == "avg":
             grad = grad / group_size(ctx.group)
         need_x, need_weight, need_bias, need_addend = ctx.needs_input_grad[5:]

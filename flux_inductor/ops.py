@@ -106,6 +106,17 @@ def _check_bias(op: str, bias: Tensor | None, weight: Tensor, x: Tensor) -> None
     _check_like(op, "a bias", bias, x)
 
 
+def _check_no_gradient(op: str, *operands: Tensor | None) -> None:
+    """Run as a plain op, the call would lose the gradient, or fail in the middle, with its peers waiting."""
+    for operand in operands:
+        if operand is not None and operand.requires_grad:
+            raise ValueError(
+                f"{op}: an operand of shape {tuple(operand.shape)} requires grad, and the op "
+                f"torch.ops.flux_inductor.{op} is not differentiable; call flux_inductor.{op}, which is, or "
+                "call the op under torch.no_grad()"
+            )
+
+
 def check_gather(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], dim: int) -> None:
     op = "all_gather_matmul"
     _check_operands(op, x, weights)
@@ -210,21 +221,28 @@ def _all_gather_matmul(
     gather_dim: int,
     return_gathered: bool,
 ) -> list[Tensor]:
-    calls = state_of(group, BoundCalls).gathers
-    operands = describe(x, weights, biases)
-    key = (plan, _options_of(plan), gather_dim, return_gathered, engine_choice(), operands)
-    call = calls.get(key)
-    if call is not None:
-        call.tally.runs += 1
-        return call.run(x, weights, biases)
-    check_gather(x, weights, biases, gather_dim)
-    auto = plan == AUTO
-    table = plan_gather(x, weights, group, gather_dim, return_gathered) if auto else parse_plan(plan)
-    chosen = table.at(group_size(group) * _rows(x))
-    engine = engine_for("all_gather_matmul", x.device.type, group, chosen)
-    run = engine.bind_gather(x, weights, biases, group, chosen, gather_dim, return_gathered)
-    remember(calls, key, BoundCall(tally_of("all_gather_matmul", engine), run))
-    return run(x, weights, biases)
+    calls = state_of(group, BoundCalls)
+    try:
+        if torch.is_grad_enabled():
+            _check_no_gradient("all_gather_matmul", x, *weights, *biases)
+        operands = describe(x, weights, biases)
+        key = (plan, _options_of(plan), gather_dim, return_gathered, engine_choice(), operands)
+        call = calls.gathers.get(key)
+        if call is not None:
+            call.tally.runs += 1
+        else:
+            check_gather(x, weights, biases, gather_dim)
+            auto = plan == AUTO
+            table = plan_gather(x, weights, group, gather_dim, return_gathered) if auto else parse_plan(plan)
+            chosen = table.at(group_size(group) * _rows(x))
+            engine = engine_for("all_gather_matmul", x.device.type, group, chosen)
+            run = engine.bind_gather(x, weights, biases, group, chosen, gather_dim, return_gathered)
+            call = BoundCall(tally_of("all_gather_matmul", engine), run)
+            remember(calls.gathers, key, call)
+    except BaseException:
+        calls.refused += 1  # peers may have begun it
+        raise
+    return call.run(x, weights, biases)
 
 
 @torch.library.register_fake("flux_inductor::matmul_reduce_scatter", lib=_LIBRARY)  # type: ignore[untyped-decorator]
@@ -257,20 +275,27 @@ def _matmul_reduce_scatter(
     reduce_op: str,
     scale: float,
 ) -> Tensor:
-    calls = state_of(group, BoundCalls).scatters
-    operands = describe(x, weight, bias, addend)
-    key = (plan, _options_of(plan), scatter_dim, reduce_op, scale, engine_choice(), operands)
-    call = calls.get(key)
-    if call is not None:
-        call.tally.runs += 1
-        return call.run(x, weight, bias, addend)
-    check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
-    table = plan_scatter(x, weight, addend, group, scatter_dim) if plan == AUTO else parse_plan(plan)
-    chosen = table.at(_rows(x))
-    engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
-    run = engine.bind_scatter(x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale)
-    remember(calls, key, BoundCall(tally_of("matmul_reduce_scatter", engine), run))
-    return run(x, weight, bias, addend)
+    calls = state_of(group, BoundCalls)
+    try:
+        if torch.is_grad_enabled():
+            _check_no_gradient("matmul_reduce_scatter", x, weight, bias, addend)
+        operands = describe(x, weight, bias, addend)
+        key = (plan, _options_of(plan), scatter_dim, reduce_op, scale, engine_choice(), operands)
+        call = calls.scatters.get(key)
+        if call is not None:
+            call.tally.runs += 1
+        else:
+            check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
+            table = plan_scatter(x, weight, addend, group, scatter_dim) if plan == AUTO else parse_plan(plan)
+            chosen = table.at(_rows(x))
+            engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
+            run = engine.bind_scatter(x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale)
+            call = BoundCall(tally_of("matmul_reduce_scatter", engine), run)
+            remember(calls.scatters, key, call)
+    except BaseException:
+        calls.refused += 1  # peers may have begun it
+        raise
+    return call.run(x, weight, bias, addend)
 
 
 _LIBRARY.impl("all_gather_matmul", _all_gather_matmul, "CompositeExplicitAutograd")

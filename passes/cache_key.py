@@ -16,7 +16,14 @@ from flux_inductor.planning.strategy import engines
 
 _PACKAGE = Path(flux_inductor.__file__).parent
 # Variables by which launchers tell how the ranks are laid out over hosts: the topology follows from it.
-_LAYOUT = ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+# Not all launchers do, and a key must not wait for peers to say where they run: they may compile later, or wait
+# for this rank before. So a graph may be found by ranks that are laid out otherwise; engines notice it when
+# the ranks first meet (see runtime/cpu.py).
+_LAYOUT = (
+    *("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),  # torchrun
+    *("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+    *("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+)
 
 
 def cache_key(options: Options) -> str:

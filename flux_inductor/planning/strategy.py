@@ -176,7 +176,12 @@ def _obstacle(
     if topology.ranks != problem.world:
         return "topology", f"the topology has {topology.ranks} ranks, the group {problem.world}"
     if topology.nodes > 1:
-        return "no-schedule", f"no schedule yet for a group that spans {topology.nodes} nodes"
+        what = (
+            "hosts, or containers with process namespaces of their own"
+            if topology.device == "cpu"
+            else "hosts"
+        )
+        return "no-schedule", f"no schedule yet for a group that spans {topology.nodes} nodes ({what})"
     if topology.link == "pcie":
         return "no-schedule", "no schedule yet for PCIe links, which want a ring"
     if topology.device not in engines:

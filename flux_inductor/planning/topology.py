@@ -29,7 +29,7 @@ class Topology:
     Args:
         device: what the ranks compute on.
         ranks: all ranks of the group.
-        nodes: hosts, each with the same number of ranks.
+        nodes: hosts, each with the same number of ranks. To CPU ranks, a process namespace is a host.
         numa: NUMA domains of each node, each with the same number of ranks.
         link: what connects two ranks of one node.
         shared: the ranks also communicate with ranks outside of the group, as beside data parallelism: their

@@ -84,6 +84,9 @@ class Executes(Protocol):
 class Remembered(Generic[OfGather, OfScatter]):
     """Of the calls of one process group. See `groups.GroupState`: it goes when the group goes."""
 
+    # Calls that this rank has refused before an engine began them. Part of what ranks compare (rule R9).
+    refused = 0
+
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
         self.gathers: dict[Hashable, OfGather] = {}
         self.scatters: dict[Hashable, OfScatter] = {}

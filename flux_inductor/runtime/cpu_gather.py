@@ -55,7 +55,9 @@ class Gather:
         )
         shards = state.world - 1 if push else 1
         need = shards * layout.size * self.shard.dtype.itemsize
-        with state.call("all_gather_matmul", descriptor, layout.signals.count, need) as call:
+        pulled = 0 if push or self.whole is not None else (state.world - 1) * layout.size
+        scratch = pulled * self.shard.dtype.itemsize
+        with state.call("all_gather_matmul", descriptor, layout.signals.count, need, scratch) as call:
             if push:
                 arrivals = state.buffer(self.shard.dtype)
                 call.start(layout.transfers, self.shard)
@@ -64,7 +66,7 @@ class Gather:
                 call.start(layout.transfers, arrivals)
                 self._offer(call, layout)
             else:
-                arrivals = state.scratch(self.shard.dtype, (state.world - 1) * layout.size)
+                arrivals = state.scratch(self.shard.dtype, pulled)
                 call.start(layout.transfers, arrivals)
                 self._offer(call, layout)
             self._multiply_own()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flux_inductor import _core
 from flux_inductor.runtime import groups, liveness, rendezvous, torch_private, trace
+from flux_inductor.runtime.bound import BoundCalls
 from flux_inductor.runtime.cpu_call import Call
 from flux_inductor.runtime.errors import (
     REMEDY,
@@ -33,6 +34,10 @@ FIRST_EPOCH = 0  # the epoch before the first call
 CLOSE_LIMIT_S = 1.0
 LOOK_PERIOD_S = 0.2  # between looks for ranks that ended before the first call; each asks the store
 INLINE_BYTES = 128 << 10  # a call that moves less does so itself: a thread takes longer to wake
+
+
+class RanksApart(Exception):
+    """The ranks cannot share memory, as all of them know; see `CpuGroup.apart`."""
 
 
 class CpuGroup:
@@ -52,6 +57,8 @@ class CpuGroup:
         self._epoch = FIRST_EPOCH
         self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._bound = groups.state_of(name, BoundCalls)
+        self.apart = ""  # why the ranks cannot share memory, once they have met and know
         self._dead = ""
         self._next_look = 0.0
 
@@ -66,26 +73,35 @@ class CpuGroup:
         return self._scratch.nbytes
 
     @contextmanager
-    def call(self, op: str, descriptor: str, signals: int, buffer_bytes: int) -> Iterator[Call]:
+    def call(
+        self, op: str, descriptor: str, signals: int, buffer_bytes: int, scratch_bytes: int
+    ) -> Iterator[Call]:
         """One call of a fused op, from its announcement to the end of its transfers.
 
         Args:
             descriptor: what all ranks must agree on, compared with every peer's.
             signals, buffer_bytes: what the call needs of the workspace.
+            scratch_bytes: what it needs of private memory.
 
         Raises:
+            RanksApart: nothing has begun, on no rank, and none of the group's calls ever will.
             FusedOpError: and the group is dead, as it is after any other exception that leaves the body.
         """
+        if self._bound.refused:
+            descriptor += f", calls refused before: {self._bound.refused}"
         with self.lock:
             if self._dead:
                 raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
             self.limit_s = torch_private.timeout(process_group(self.name), "cpu").total_seconds()
             call = Call(op, descriptor, self.rank, self.name, self.limit_s)
             try:
+                self._reserve_scratch(scratch_bytes)
                 workspace = call.workspace = self._prepare(call, signals, buffer_bytes)
                 yield call
                 call.check(workspace.end())
                 self._epoch = workspace.epoch
+            except RanksApart:
+                raise
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -103,11 +119,18 @@ class CpuGroup:
         return self._buffers[key]
 
     def scratch(self, dtype: torch.dtype, count: int) -> Tensor:
-        """At least `count` elements of private memory, kept from call to call."""
-        if self._scratch.numel() < count * dtype.itemsize:
-            with torch.inference_mode(False):
-                self._scratch = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device="cpu")
+        """The first `count` elements of the running call's private memory, kept from call to call."""
         return self._scratch[: count * dtype.itemsize].view(dtype)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the group on all ranks, since this one will not make a call that they may have begun (R9)."""
+        with self.lock:
+            self._fail(error)
+
+    def _reserve_scratch(self, size: int) -> None:
+        if self._scratch.numel() < size:
+            with torch.inference_mode(False):
+                self._scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
 
     def close(self) -> None:
         """Gives everything back, but for a call that another thread is still waiting in: that keeps what it
@@ -131,6 +154,8 @@ class CpuGroup:
         self._workspace = self._own = None
 
     def _fail(self, error: BaseException) -> None:
+        if self._dead:
+            return
         why = f"{type(error).__name__}: {error}"
         self._dead = f"{why}. {REMEDY}"
         if self._workspace is not None:
@@ -162,13 +187,18 @@ class CpuGroup:
             for peer, theirs in enumerate(handles):
                 if theirs.descriptor != call.descriptor:
                     raise call.mismatch(peer, theirs.descriptor)
-            if own is None:
-                raise WorkspaceError(handle.failure)
+            rendezvous.check_made(handles)
+            self.apart = rendezvous.apart(handles)
+            if self.apart:
+                raise RanksApart
+            assert own is not None
             segments = [
-                own if peer == self.rank else rendezvous.open_segment(peer, theirs, handle)
+                own if peer == self.rank else rendezvous.open_segment(peer, theirs)
                 for peer, theirs in enumerate(handles)
             ]
             workspace = self._make_workspace(segments, [theirs.pid for theirs in handles])
+        except RanksApart:
+            raise
         except BaseException as error:
             if own is not None:
                 self._own = own  # late peers find the failure in it

@@ -53,7 +53,7 @@ class Scatter:
         layout = scatter_layout(state.world, state.rank, self.extent, self.across, dtype.itemsize, plan)
         peers = (state.world - 1) * layout.size
         need = peers * dtype.itemsize
-        with state.call("matmul_reduce_scatter", descriptor, layout.signals.count, need) as call:
+        with state.call("matmul_reduce_scatter", descriptor, layout.signals.count, need, need) as call:
             scratch, buffer = state.scratch(dtype, peers), state.buffer(dtype)
             outgoing, incoming = (scratch, buffer) if push else (buffer, scratch)
             call.start(layout.transfers, scratch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -23,13 +24,19 @@ def host_identity() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+@lru_cache
+def process_namespace() -> str:
+    """A text that two processes share exactly if a process id means the same process to both."""
+    return f"{host_identity()}/{os.readlink('/proc/self/ns/pid')}"
+
+
 def publish_host() -> None:
-    """Tells the other ranks which host this rank runs on; needed before any of them can detect a topology.
+    """Tells the other ranks where this rank runs; needed before any of them can detect a topology.
 
     It waits for nobody, so a rank may do it whenever it learns that it will take part in fused ops.
     """
     if dist.is_initialized() and not torch_private.is_fake(dist.group.WORLD):
-        torch_private.default_store().set(_HOST_KEY.format(rank=dist.get_rank()), host_identity())
+        torch_private.default_store().set(_HOST_KEY.format(rank=dist.get_rank()), process_namespace())
 
 
 class _KnownTopologies:
@@ -79,10 +86,13 @@ def _nodes(group: dist.ProcessGroup, device: str) -> int:
         return 1
     publish_host()
     limit = torch_private.timeout(group, device)
-    return len({_host_of(rank, limit) for rank in dist.get_process_group_ranks(group)})
+    places = {_place_of(rank, limit) for rank in dist.get_process_group_ranks(group)}
+    # The CPU engine opens its peers' memory by their process ids. Symmetric memory passes descriptors through
+    # sockets in TMPDIR, which containers of one host can share.
+    return len(places if device == "cpu" else {place.partition("/")[0] for place in places})
 
 
-def _host_of(rank: int, limit: timedelta) -> bytes:
+def _place_of(rank: int, limit: timedelta) -> str:
     store, key = torch_private.default_store(), _HOST_KEY.format(rank=rank)
     try:
         store.wait([key], limit)
@@ -92,4 +102,4 @@ def _host_of(rank: int, limit: timedelta) -> bytes:
             "of the process group; all ranks of a group must compile what one of them does, also for "
             "flux_inductor.explain()"
         ) from error
-    return bytes(store.get(key))
+    return bytes(store.get(key)).decode()

@@ -122,6 +122,13 @@ def _fused_engine(device_type: str) -> Engine:
     )
 
 
+def count_as(op: Kind, chosen: Engine, ran: Engine) -> None:
+    """Counts a call for the engine that ran it; it was counted for the one that was chosen, if at all."""
+    tally = tally_of(op, chosen)
+    tally.runs = max(tally.runs - 1, 0)
+    tally_of(op, ran).runs += 1
+
+
 def executions() -> dict[tuple[str, str], int]:
     """How often each (op, engine name) ran in this process since the start or the last reset."""
     return {ran: tally.runs for ran, tally in _tallies.items() if tally.runs}

@@ -8,13 +8,12 @@ than that is only missed when the process group's time-out has passed.
 from __future__ import annotations
 
 import os
-from functools import cache
 from pathlib import Path
 
 import torch.distributed as dist
 
 from flux_inductor.runtime import torch_private
-from flux_inductor.runtime.detect import host_identity
+from flux_inductor.runtime.detect import process_namespace
 
 _KEY = "flux_inductor/process/{rank}"
 
@@ -27,7 +26,7 @@ def publish_process() -> None:
 
 def ended_rank(group: dist.ProcessGroup) -> int | None:
     """A rank of the group whose process, in this process namespace, has ended; None if there is none."""
-    store, namespace = torch_private.default_store(), _namespace()
+    store, namespace = torch_private.default_store(), process_namespace()
     for rank, world_rank in enumerate(dist.get_process_group_ranks(group)):
         key = _KEY.format(rank=world_rank)
         if not store.check([key]):
@@ -39,15 +38,9 @@ def ended_rank(group: dist.ProcessGroup) -> int | None:
     return None
 
 
-@cache
-def _namespace() -> str:
-    """A text that two processes share exactly if a pid means the same process to both."""
-    return f"{host_identity()}/{os.readlink('/proc/self/ns/pid')}"
-
-
 def _describe(pid: int) -> str:
     """Namespace, pid and start of a process; the start is that of no process if it has ended."""
-    return f"{_namespace()} {pid} {_start(pid) or 'ended'}"
+    return f"{process_namespace()} {pid} {_start(pid) or 'ended'}"
 
 
 def _start(pid: int) -> str:

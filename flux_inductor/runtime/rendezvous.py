@@ -83,25 +83,37 @@ def exchange_texts(
     return [store.get(f"{prefix}/{peer}").decode() for peer in range(world)]
 
 
-def open_segment(peer: int, handle: Handle, own: Handle) -> Segment:
+def check_made(handles: list[Handle]) -> None:
+    """Raises WorkspaceError if a rank could not make its segment."""
+    for peer, handle in enumerate(handles):
+        if handle.failure:
+            raise WorkspaceError(f"rank {peer}: {handle.failure}")
+
+
+def apart(handles: list[Handle]) -> str:
+    """Why the ranks cannot map each other's segments; "" if they can. The same on all ranks."""
+    hosts = [handle.host for handle in handles]
+    if len(set(hosts)) > 1:
+        return (
+            f"its ranks run on {len(set(hosts))} hosts, and the CPU engine needs all of a group on one; "
+            "choose groups that lie on one host"
+        )
+    namespaces = sorted({handle.pids for handle in handles})
+    if len(namespaces) > 1:
+        return (
+            f"its ranks run in containers with process namespaces of their own ({', '.join(namespaces)}); "
+            "start them with one process namespace (docker: --pid)"
+        )
+    return ""
+
+
+def open_segment(peer: int, handle: Handle) -> Segment:
     """Maps a peer's segment.
 
     Raises:
         WorkspaceError: names why it cannot be reached, and the remedy.
     """
     unfused = "or run unfused: FLUX_INDUCTOR_ENGINE=reference, or option strategy='never'"
-    if handle.failure:
-        raise WorkspaceError(f"rank {peer}: {handle.failure}")
-    if handle.host != own.host:
-        raise WorkspaceError(
-            f"rank {peer} runs on another host, and the CPU engine needs all ranks of a group on one; "
-            f"choose groups that lie on one host, {unfused}"
-        )
-    if handle.pids != own.pids:
-        raise WorkspaceError(
-            f"rank {peer} runs in another container: its process namespace is {handle.pids}, this rank's is "
-            f"{own.pids}; start the containers with one process namespace (docker: --pid), {unfused}"
-        )
     try:
         return Segment.open(handle.pid, handle.fd, handle.token)
     except OSError as error:
