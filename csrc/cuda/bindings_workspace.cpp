@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings_workspace.h"
+#include "launch_error.h"
 #include "tensors.h"
 #include "workspace.h"
 
@@ -74,6 +75,34 @@ py::object read_error(Address address) {
                         static_cast<Epoch>(record->seen));
 }
 
+// Ends all waits of a rank's kernels: as if one had failed, but for another reason (rule R4).
+void end_waits(Address address) {
+  auto* record = pointer<ErrorRecord>(address);
+  uint32_t none = 0;
+  if (!__atomic_compare_exchange_n(&record->state, &none, 1u, false, __ATOMIC_ACQ_REL,
+                                   __ATOMIC_ACQUIRE))
+    return;
+  record->op = record->source = record->chunk = 0;
+  record->expected = record->seen = 0;
+  __atomic_store_n(&record->state, 2u, __ATOMIC_RELEASE);
+}
+
+bool any_capturing(Addresses const& streams) {
+  for (Address stream : streams) {
+    cudaStreamCaptureStatus status{};
+    check_cuda(cudaStreamIsCapturing(pointer<CUstream_st>(stream), &status),
+               "cudaStreamIsCapturing");
+    if (status != cudaStreamCaptureStatusNone) return true;
+  }
+  return false;
+}
+
+// What this thread does from now on breaks no capture of another thread's.
+void allow_beside_captures() {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
+}
+
 }  // namespace
 
 void bind_workspace(py::module_& m) {
@@ -103,14 +132,15 @@ void bind_workspace(py::module_& m) {
            py::arg("own_words"), py::arg("counters"), py::arg("errors"), py::arg("wait_limit_ns"))
       .def_property_readonly("captured", &Workspace::captured)
       // Operands are dense and aligned; the results are the products, then the gathered tensor if
-      // it is kept.
+      // it is kept. Both return 0 if the group has failed, 1 for an eager call, 2 for a captured
+      // one.
       .def("all_gather_matmul",
            [](Workspace& workspace, GatherCall const& call, py::handle x, py::list const& weights,
               py::list const& biases, py::list const& results) {
              GatherOperands all = operands(call, x, weights, biases, results);
              CUstream_st* stream = stream_of(x);
              py::gil_scoped_release release;
-             return workspace.run(call, all, stream);
+             return static_cast<int>(workspace.run(call, all, stream));
            })
       .def("matmul_reduce_scatter",
            [](Workspace& workspace, ScatterCall const& call, py::handle x, py::handle weight,
@@ -120,15 +150,19 @@ void bind_workspace(py::module_& m) {
                                  data_of<void>(partials),   data_of<void>(result)};
              CUstream_st* stream = stream_of(x);
              py::gil_scoped_release release;
-             return workspace.run(call, all, stream);
+             return static_cast<int>(workspace.run(call, all, stream));
            });
   m.def("symmetric_signals", &SymmetricSignals::count);
   m.def("own_words", &OwnWords::count);
   m.attr("ERROR_RECORD_BYTES") = sizeof(ErrorRecord);
   m.attr("MEETING_CHUNK") = kMeetingChunk;
   m.attr("OWN_COPIES_CHUNK") = kOwnCopiesChunk;
+  m.attr("UNLIKE_CHUNK") = kUnlikeChunk;
   m.attr("MAX_RANKS") = kMaxRanks;
   m.def("read_error", &read_error);
+  m.def("end_waits", &end_waits);
+  m.def("any_capturing", &any_capturing);
+  m.def("allow_beside_captures", &allow_beside_captures);
   m.def("prepare_call_entry", &prepare_call_entry);
 }
 

@@ -13,10 +13,18 @@ namespace flux_inductor::cuda {
 
 // A barrier of all ranks on their streams. Every rank raises its word in each peer's memory to the
 // epoch, and waits until its own words have reached it.
+//
+// A word also says which slot the call uses: twice the epoch, and the slot. Where one rank replays
+// a graph and another one makes the same call eagerly, the slots may differ, and each would wait in
+// one slot for data that the other sends to the other slot. And an eager call on a rank that has
+// never captured does not meet at all: its data come instead. Both are seen here at once.
 struct Meeting {
   int world, rank;
+  int turn;                  // the slot
   Epoch* theirs[kMaxRanks];  // this rank's word in each rank's memory
   Epoch const* ours;         // [world]
+  Epoch const* arriving[2];  // the first rank's first signal, in each set
+  int signals_per_rank;      // of this call
   uint64_t wait_limit_ns;
   ErrorRecord* errors;
   Op op;  // for the error record
@@ -24,6 +32,8 @@ struct Meeting {
 
 // The chunk that an error record names when a rank did not come to a meeting.
 inline constexpr uint32_t kMeetingChunk = 0xffffffffu;
+// And when the rank is in a call that does not fit: of the other slot, or without a meeting.
+inline constexpr uint32_t kUnlikeChunk = 0xfffffffdu;
 
 // Two buffers in turn need no hand-shake as long as calls alternate between them (rule R6), and two
 // sets of words none as long as each call prepares those of the next (succession.h). The host knows

@@ -1,4 +1,5 @@
-// CUDA errors as exceptions.
+// CUDA errors as exceptions. The runtime keeps the last error for whoever asks next, which would be
+// another library's check behind a kernel of its own: so it is cleared once it has been thrown.
 #pragma once
 
 #include <cuda.h>
@@ -10,8 +11,9 @@
 namespace flux_inductor::cuda {
 
 inline void check_cuda(cudaError_t error, char const* what) {
-  if (error != cudaSuccess)
-    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();
+  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
 inline void check_cuda(CUresult result, char const* what) {

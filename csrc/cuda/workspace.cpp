@@ -1,7 +1,9 @@
 #include "workspace.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <stdexcept>
+#include <string_view>
 
 #include "call_scopes.h"
 #include "copy_engine.h"
@@ -29,12 +31,27 @@ unsigned long long capture_of(cudaStream_t stream) {
   return status == cudaStreamCaptureStatusActive ? id : 0;
 }
 
+// Differs for any two streams that the process ever has.
+unsigned long long id_of(cudaStream_t stream) {
+  unsigned long long id = 0;
+  check_cuda(cudaStreamGetId(stream, &id), "cudaStreamGetId");
+  return id;
+}
+
+bool is_default(cudaStream_t stream) { return stream == nullptr || stream == cudaStreamLegacy; }
+
+// Whether all streams share one queue of the device, as Megatron has it.
+bool has_one_queue() {
+  char const* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  return connections != nullptr && std::string_view(connections) == "1";
+}
+
 // Position of a peer's part among the parts of all peers, as seen by `rank`.
 int peer_index(int peer, int rank, int world) { return (peer - rank - 1 + world) % world; }
 
 }  // namespace
 
-Workspace::Workspace(Memory memory) : memory_(std::move(memory)) {
+Workspace::Workspace(Memory memory) : memory_(std::move(memory)), one_queue_(has_one_queue()) {
   DeviceGuard guard(memory_.device);
   int least = 0, greatest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
@@ -67,10 +84,13 @@ size_t GatherCall::keeper() const {
   return std::max_element(launches.begin(), launches.end(), smaller) - launches.begin();
 }
 
-Meeting Workspace::meeting(Op op) const {
+Meeting Workspace::meeting(int turn, Op op, int signals_per_rank) const {
   Meeting meeting{};
   meeting.world = memory_.world;
   meeting.rank = memory_.rank;
+  meeting.turn = turn;
+  meeting.signals_per_rank = signals_per_rank;
+  for (int set : {0, 1}) meeting.arriving[set] = signals(memory_.rank, set);
   for (int i = 0; i < memory_.world; ++i) {
     meeting.theirs[i] = memory_.signals[i] + SymmetricSignals::kMeeting + memory_.rank;
   }
@@ -81,7 +101,8 @@ Meeting Workspace::meeting(Op op) const {
   return meeting;
 }
 
-void Workspace::enter(int turn, bool first_of_graph, Op op, cudaStream_t stream) {
+void Workspace::enter(int turn, bool first_of_graph, Op op, int signals_per_rank,
+                      cudaStream_t stream) {
   CallEntry entry{};
   entry.epoch = epoch(turn);
   entry.other_epoch = epoch(turn ^ 1);
@@ -89,7 +110,7 @@ void Workspace::enter(int turn, bool first_of_graph, Op op, cudaStream_t stream)
   entry.count = OwnWords::zeroed(memory_.counters);
   entry.replayed = memory_.own_words + OwnWords::kReplayed;
   entry.first_of_graph = first_of_graph;
-  entry.meeting = meeting(op);
+  entry.meeting = meeting(turn, op, signals_per_rank);
   enter_call(entry, stream);
 }
 
@@ -103,8 +124,8 @@ Succession Workspace::succession(Turn turn, Epoch const* last_copied) const {
           last_copied};
 }
 
-Workspace::Turn Workspace::begin(cudaStream_t stream, Op op) {
-  unsigned long long capture = capture_of(stream);
+Workspace::Turn Workspace::begin(cudaStream_t stream, Op op, int signals_per_rank) {
+  unsigned long long capture = capture_of(stream), id = id_of(stream);
   bool first_of_graph = capture != 0 && capture != captured_.capture;
   Turn mine{0, capture != 0};
   // Eager calls on one side and those of a capture on the other cannot wait for each other; the
@@ -112,37 +133,40 @@ Workspace::Turn Workspace::begin(cudaStream_t stream, Op op) {
   Sequence& sequence = this->sequence(mine);
   if (first_of_graph) {
     sequence.turn = 0;
-  } else if (sequence.any && sequence.last_stream != stream) {
-    if (capture == 0 && capture_of(sequence.last_stream) != 0) {
-      throw std::invalid_argument(
-          "the group's last eager call was on a stream that another thread now captures into a "
-          "CUDA graph, so that this one cannot wait for it; call both on one stream, or not during "
-          "the "
-          "capture. Ranks may differ now, so the group must be destroyed and made anew");
-    }
-    check_cuda(cudaEventRecord(sequence.ended, sequence.last_stream), "cudaEventRecord");
+  } else if (sequence.any && sequence.last_id != id) {
+    if (!sequence.ended_recorded)
+      check_cuda(cudaEventRecord(sequence.ended, cudaStreamLegacy), "cudaEventRecord");
     check_cuda(cudaStreamWaitEvent(stream, sequence.ended, 0), "cudaStreamWaitEvent");
   }
   mine.index = sequence.turn;
   sequence.turn ^= 1;
-  sequence.last_stream = stream;
+  sequence.last_id = id;
   sequence.any = true;
   // Once there is a graph, any eager call may be the first one after a replay.
-  if (capture != 0 ? first_of_graph : captured_.any) enter(mine.index, first_of_graph, op, stream);
+  if (capture != 0 ? first_of_graph : captured_.any)
+    enter(mine.index, first_of_graph, op, signals_per_rank, stream);
   if (first_of_graph) sequence.capture = capture;
   return mine;
 }
 
-bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cudaStream_t stream) {
-  if (failed(memory_.errors)) return false;
+Ran Workspace::end(Turn turn, cudaStream_t stream) {
+  Sequence& sequence = this->sequence(turn);
+  sequence.ended_recorded = !is_default(stream);
+  if (sequence.ended_recorded)
+    check_cuda(cudaEventRecord(sequence.ended, stream), "cudaEventRecord");
+  return turn.captured ? Ran::in_graph : Ran::eagerly;
+}
+
+Ran Workspace::run(GatherCall const& call, GatherOperands const& operands, cudaStream_t stream) {
+  if (failed(memory_.errors)) return Ran::no;
   Range range("flux_inductor.all_gather_matmul");
   DeviceGuard guard(memory_.device);
   int rank = memory_.rank;
-  Turn turn = begin(stream, Op::all_gather_matmul);
+  AllGatherMatmul common = call.launches.front().second;
+  Turn turn = begin(stream, Op::all_gather_matmul, common.chunks_at(rank).signals_per_shard());
   Unfinished call_in_graph(turn.captured, captured_.capture);
   Sequence const& side = sequence(turn);
   Fork fork(stream, side.copies, side.forked, side.joined);
-  AllGatherMatmul common = call.launches.front().second;
   common.own_shard = operands.shard;
   common.epoch = epoch(turn.index);
   ShardPush push{};
@@ -177,16 +201,21 @@ bool Workspace::run(GatherCall const& call, GatherOperands const& operands, cuda
     fork.leave_to_kernel();
   }
   call_in_graph.finish();
-  return true;
+  return end(turn, stream);
 }
 
-bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cudaStream_t stream) {
-  if (failed(memory_.errors)) return false;
+Ran Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cudaStream_t stream) {
+  if (failed(memory_.errors)) return Ran::no;
   Range range("flux_inductor.matmul_reduce_scatter");
   DeviceGuard guard(memory_.device);
   int world = memory_.world, rank = memory_.rank;
   MatmulReduceScatter problem = call.problem;
-  Turn turn = begin(stream, Op::matmul_reduce_scatter);
+  int chunks = scatter_chunks_per_part(problem, call.kernel->tile);
+  Turn turn = begin(stream, Op::matmul_reduce_scatter, chunks);
+  // With one queue, a replay may have the copies' waits in it before the kernel that they are for:
+  // they would wait for ever, and no kernel's limit would end them (rule R4). The order of a
+  // graph's branches is CUDA's to choose. So there are no such waits then.
+  bool store = call.store || (turn.captured && one_queue_);
   Unfinished call_in_graph(turn.captured, captured_.capture);
 
   int64_t part_bytes = int64_t(problem.strips) * problem.rows * problem.n * kElementSize;
@@ -200,7 +229,7 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
     problem.partials[i] = slot(rank, turn.index) + offset;
     push.partials[i] = slot(i, turn.index) + peer_index(rank, i, world) * part_bytes;
     push.arrived[i] = signals(i, turn.index);
-    if (call.store) {
+    if (store) {
       problem.parts[i] = push.partials[i];
       problem.delivered[i] = push.arrived[i];
     } else {
@@ -220,10 +249,10 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
   problem.wait_limit_ns = memory_.wait_limit_ns;
   problem.errors = memory_.errors;
 
-  if (call.store) {
+  if (store) {
     call.kernel->launch(problem, stream);
     call_in_graph.finish();
-    return true;
+    return end(turn, stream);
   }
   Sequence const& side = sequence(turn);
   Fork fork(stream, side.copies, side.forked, side.joined);
@@ -235,7 +264,7 @@ bool Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cu
   push_partials(problem, call.kernel->tile, push, side.copies);
   fork.join();
   call_in_graph.finish();
-  return true;
+  return end(turn, stream);
 }
 
 }  // namespace flux_inductor::cuda

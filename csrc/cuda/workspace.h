@@ -80,6 +80,13 @@ struct ScatterOperands {
   void* result;
 };
 
+// How a call went.
+enum class Ran : int {
+  no = 0,  // an earlier call of the group has failed, so that this one did nothing
+  eagerly = 1,
+  in_graph = 2,  // it was captured, and runs whenever its graph does
+};
+
 class Workspace {
  public:
   struct Memory {
@@ -97,9 +104,8 @@ class Workspace {
   ~Workspace();
   Workspace(Workspace const&) = delete;
 
-  // Both return false, and do nothing, if an earlier call of the group has failed.
-  bool run(GatherCall const& call, GatherOperands const& operands, cudaStream_t stream);
-  bool run(ScatterCall const& call, ScatterOperands const& operands, cudaStream_t stream);
+  Ran run(GatherCall const& call, GatherOperands const& operands, cudaStream_t stream);
+  Ran run(ScatterCall const& call, ScatterOperands const& operands, cudaStream_t stream);
 
   // Whether calls in it belong to a graph: then it must live as long as the graph may.
   bool captured() const { return captured_.any; }
@@ -110,9 +116,10 @@ class Workspace {
     int index;  // 0 or 1
     bool captured;
   };
-  Turn begin(cudaStream_t stream, Op op);
-  void enter(int turn, bool first_of_graph, Op op, cudaStream_t stream);
-  Meeting meeting(Op op) const;
+  Turn begin(cudaStream_t stream, Op op, int signals_per_rank);
+  Ran end(Turn turn, cudaStream_t stream);
+  void enter(int turn, bool first_of_graph, Op op, int signals_per_rank, cudaStream_t stream);
+  Meeting meeting(int turn, Op op, int signals_per_rank) const;
   Succession succession(Turn turn, Epoch const* last_copied) const;
   char* slot(int rank, int turn) const { return memory_.slots[rank] + turn * memory_.slot_bytes; }
   Epoch* signals(int rank, int turn) const {
@@ -126,11 +133,16 @@ class Workspace {
   // Calls follow one another on the two slots in turn, serialised across streams: eager ones, and
   // those of the last capture. Each have a copy stream and events of their own, since a stream that
   // is captured can do nothing else before the capture's end.
+  //
+  // Whoever owns a caller's stream may destroy it after the call, and its handle may then be
+  // another's. So the call's end is an event, recorded at once, and `last_id` tells streams apart;
+  // only the default stream, which stays, gets its event when another stream needs it.
   struct Sequence {
     unsigned long long capture = 0;  // 0: eager
     bool any = false;
     int turn = 0;
-    cudaStream_t last_stream = nullptr;
+    bool ended_recorded = false;
+    unsigned long long last_id = 0;
     cudaStream_t copies = nullptr;
     cudaEvent_t forked = nullptr, joined = nullptr, ended = nullptr;
   };
@@ -138,6 +150,7 @@ class Workspace {
 
   Memory memory_;
   int multiprocessors_ = 0;
+  bool one_queue_;
   Sequence eager_, captured_;
 };
 
