@@ -67,11 +67,16 @@ class _Gather:
         if current_cuda_device() != state.device_index:
             with torch.cuda.device(state.device):
                 return self(x, weights, biases)
-        results = [make() for make in self.results]
-        if not self.in_place or (self.biased and negated(biases)):
-            x = readable(x, self.x_fits)
-            weights = [readable(*pair) for pair in zip(weights, self.weights_fit, strict=True)]
-            biases = [readable_term(bias) for bias in biases]
+        state.allow(self.prepared)
+        try:
+            results = [make() for make in self.results]
+            if not self.in_place or (self.biased and negated(biases)):
+                x = readable(x, self.x_fits)
+                weights = [readable(*pair) for pair in zip(weights, self.weights_fit, strict=True)]
+                biases = [readable_term(bias) for bias in biases]
+        except BaseException as error:  # no memory, say
+            state.leave_out(self.prepared, error)
+            raise
         state.run(self.prepared, "all_gather_matmul", x, weights, biases, results)
         return results
 
@@ -101,14 +106,19 @@ class _Scatter:
         if current_cuda_device() != state.device_index:
             with torch.cuda.device(state.device):
                 return self(x, weight, bias, addend)
-        result = self.result()
-        # Free again for what this stream does next: the copies that read it are joined before.
-        partials = None if self.partials is None else self.partials()
-        if self.factor != 1.0:
-            bias, addend = (None if term is None else term * self.factor for term in (bias, addend))
-        if not self.in_place:
-            x, weight = readable(x, self.x_fits), readable(weight, self.weight_fits)
-            bias, addend = readable_term(bias), readable_term(addend)
+        state.allow(self.prepared)
+        try:
+            result = self.result()
+            # Free again for what this stream does next: the copies that read it are joined before.
+            partials = None if self.partials is None else self.partials()
+            if self.factor != 1.0:
+                bias, addend = (None if term is None else term * self.factor for term in (bias, addend))
+            if not self.in_place:
+                x, weight = readable(x, self.x_fits), readable(weight, self.weight_fits)
+                bias, addend = readable_term(bias), readable_term(addend)
+        except BaseException as error:  # no memory, say
+            state.leave_out(self.prepared, error)
+            raise
         state.run(self.prepared, "matmul_reduce_scatter", x, weight, bias, addend, partials, result)
         return result
 
@@ -150,7 +160,7 @@ class CudaEngine:
         return_gathered: bool,
     ) -> GatherRun:
         state = state_of(group, CudaGroup)
-        state.check_device(x.device)
+        state.use(x.device)
         _check_reserve(plan, x.device)
         whole = (*x.shape[:gather_dim], x.shape[gather_dim] * state.world, *x.shape[gather_dim + 1 :])
         shapes = [(*whole[:-1], weight.shape[1]) for weight in weights]
@@ -183,7 +193,7 @@ class CudaEngine:
         scale: float,
     ) -> ScatterRun:
         state = state_of(group, CudaGroup)
-        state.check_device(x.device)
+        state.use(x.device)
         _check_reserve(plan, x.device)
         _check_launches(plan)
         shape = [*x.shape[:-1], weight.shape[1]]

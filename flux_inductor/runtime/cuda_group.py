@@ -3,40 +3,49 @@
 Workspaces, two slots in turn and the order of calls are described in csrc/cuda/workspace.h. Here is what all
 ranks do together on the host: they agree on each call that they meet for the first time (rule R7), and make
 the workspace larger when such a call needs it. Calls seen before cost no exchange: a running digest over all
-calls is compared along with the next new one.
+calls is compared along with the next new one. What happens when a call fails on one rank: cuda_order.py.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import logging
+import secrets
 import threading
 import time
-from typing import NoReturn
-from zlib import crc32
+from hashlib import sha256
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from flux_inductor.runtime import cuda_watchdog, groups, rendezvous, torch_private
+from flux_inductor.runtime import cuda_memory, cuda_watchdog, groups, torch_private
+from flux_inductor.runtime.cuda_error import PAST_USE, unfinished, what_failed
 from flux_inductor.runtime.cuda_kernels import kernels, prepare_all, require_kernels
 from flux_inductor.runtime.cuda_memory import CudaMemory, Need, Place, make_memory
+from flux_inductor.runtime.cuda_order import Notice, Notices, Order, notices_of
 from flux_inductor.runtime.cuda_prepare import Prepared
-from flux_inductor.runtime.errors import DeadGroupError, FusedOpError, MismatchError, PeerTimeoutError
+from flux_inductor.runtime.errors import (
+    REMEDY,
+    DeadGroupError,
+    FusedOpError,
+    MismatchError,
+    PeerLostError,
+)
+from flux_inductor.runtime.generation import Generation
 
-REMEDY = "The group is dead for fused ops now; destroy it and make it anew."
-_OPS = {1: "all_gather_matmul", 2: "matmul_reduce_scatter"}
+_EAGER = 1  # what a workspace returns for a call that is on the device
+_LOOK_PERIOD_S = 0.1  # for peers that cannot come any more, while this rank waits for them
+
+_log = logging.getLogger("flux_inductor")
 
 
-def _drained(device: torch.device) -> bool:
-    """Waits until the device is idle; false if it cannot be waited for."""
+def _capturing() -> bool:
     try:
-        if torch.cuda.is_current_stream_capturing():
-            return False  # waiting would break the capture
-        torch.cuda.synchronize(device)
+        return torch.cuda.is_current_stream_capturing()
     except RuntimeError:  # the context is broken
         return False
-    return True
 
 
 def _never_free(kept: object) -> None:
@@ -53,22 +62,21 @@ class CudaGroup:
         self.rank = group.rank()
         self.world = group.size()
         self.limit_s = torch_private.timeout(group, "cuda").total_seconds()
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self.device_index = self.device.index
         self.lock = threading.Lock()
-        self._store = torch_private.store(group)
-        self._prefix = ""
-        self._meetings = 0
+        self.device = torch.device("cpu")  # until the first call
+        self.device_index = -1
+        self._generation = Generation("cuda", torch_private.store(group), self.rank, self.world)
+        self._notices: Notices | None = None  # when the ranks have met
         self._agreed: set[str] = set()
-        self._digest = 0
-        self._calls = 0
+        self._order = Order()
         self._memory: CudaMemory | None = None
         self._kept: list[CudaMemory] = []  # of graphs that may still be replayed
-        self._errors = torch.zeros(kernels.ERROR_RECORD_BYTES, dtype=torch.uint8).pin_memory()
-        self._state = ctypes.c_uint32.from_address(self._errors.data_ptr())  # the record's first word
+        self._errors = torch.empty(0)
+        self._state = ctypes.c_uint32(0)  # the record's first word
         self._dead = ""
-        prepare_all()
-        cuda_watchdog.watch(self)
+        self._reported = False
+        self._over = False  # nothing is to be looked for any more: it is closed, or its waits were ended
+        self._next_look = 0.0
 
     @property
     def workspace_bytes(self) -> int:
@@ -77,6 +85,32 @@ class CudaGroup:
 
     def _memories(self) -> list[CudaMemory]:
         return [*self._kept, *([self._memory] if self._memory is not None else [])]
+
+    def use(self, device: torch.device) -> None:
+        """Before a call is bound: the first one's device is that of the group.
+
+        Raises:
+            ValueError: the tensors are on another device than those before.
+        """
+        with self.lock:
+            if self.device_index < 0:
+                self._settle_on(device)
+        if device != self.device:
+            raise ValueError(
+                f"the tensors are on {device}, but fused ops of group {self.name!r} run on {self.device}, "
+                f"where the tensors of rank {self.rank}'s first call were; move the tensors"
+            )
+
+    def _settle_on(self, device: torch.device) -> None:
+        size = kernels.ERROR_RECORD_BYTES
+        self._errors = cuda_memory.outside_of_pools(
+            device, lambda: torch.zeros(size, dtype=torch.uint8).pin_memory()
+        )
+        self._state = ctypes.c_uint32.from_address(self._errors.data_ptr())
+        with torch.cuda.device(device):
+            prepare_all()
+        self.device, self.device_index = device, device.index
+        cuda_watchdog.watch(self)
 
     def check(self) -> None:
         """Before a call touches CUDA: after a failed wait the process's CUDA context is gone.
@@ -89,13 +123,18 @@ class CudaGroup:
         if self._state.value:
             self._raise()
 
-    def check_device(self, device: torch.device) -> None:
-        """ValueError for tensors on another device than the one that the group's memory is on."""
-        if device != self.device:
+    def allow(self, prepared: Prepared) -> None:
+        """Before anything of a call is made or recorded.
+
+        Raises:
+            ValueError: the call is being captured into a CUDA graph, and ranks have to meet before it.
+        """
+        if (prepared.descriptor not in self._agreed or self._order.in_doubt) and _capturing():
             raise ValueError(
-                f"the tensors are on {device}, but fused ops of group {self.name!r} run on {self.device}, "
-                f"which was rank {self.rank}'s current device at the first of them; call "
-                f"torch.cuda.set_device({device.index}) before it, or move the tensors"
+                f"{prepared.descriptor} is captured into a CUDA graph, but rank {self.rank} never ran it, or "
+                "a rank has left out a call since. Ranks agree on a call and make room for it at its first "
+                "run, and a capture cannot wait for other ranks: run the function once with the same shapes "
+                "before capturing it."
             )
 
     def run(self, prepared: Prepared, op: str, *operands: object) -> None:
@@ -109,38 +148,50 @@ class CudaGroup:
         with self.lock:
             if self._dead:
                 raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
-            if prepared.descriptor not in self._agreed:
+            if prepared.descriptor not in self._agreed or self._order.in_doubt:
                 self._agree(prepared)
             assert self._memory is not None
-            self._digest = crc32(prepared.token, self._digest)
-            self._calls += 1
             try:
-                done = getattr(self._memory.workspace, op)(prepared.call, *operands)
+                ran = getattr(self._memory.workspace, op)(prepared.call, *operands)
             except Exception as error:
                 # This rank is a call behind now: its next one could write what a peer still reads (rule R6).
                 # Nothing of a capture has run yet.
-                if not torch.cuda.is_current_stream_capturing():
-                    self.fail(f"{op} could not be started: {error}")
+                if not _capturing():
+                    self.fail(f"{op} could not be started: {error}", self._order.begun + 1)
                 raise
-        if not done:
+            if ran == _EAGER:
+                self._order.begin(prepared.token)
+        if not ran:
             self.check()
+
+    def leave_out(self, prepared: Prepared, error: BaseException) -> None:
+        """A call of this rank has failed before anything of it was begun. Peers may begin it all the same.
+
+        The group lives on if all ranks leave it out; see cuda_order.py.
+        """
+        with self.lock:
+            if self._dead or self._state.value or _capturing():
+                return  # nothing of a capture has run
+            self._order.leave_out()
+            why = f"{prepared.descriptor} could not begin there ({type(error).__name__}: {error})"
+            self._tell(why, self._order.begun + 1, dead=False)
+
+    def _tell(self, why: str, call: int, dead: bool) -> None:
+        if self._notices is not None:
+            self._notices.tell(Notice(self.rank, call, self._order.left_out, dead, why))
 
     def _agree(self, prepared: Prepared) -> None:
         """Agrees with all ranks on a call that none like it ran before, and makes room for it."""
+        self.allow(prepared)
         descriptor = prepared.descriptor
-        if torch.cuda.is_current_stream_capturing():
-            raise ValueError(
-                f"{descriptor} is captured into a CUDA graph, but rank {self.rank} never ran it. "
-                "Ranks agree on a call and make room for it at its first run, and a capture cannot wait "
-                "for other ranks: run the function once with the same shapes before capturing it."
-            )
         try:
             self._compare(descriptor)
             if self._memory is None or not self._memory.capacity.covers(prepared.need):
                 self._grow(prepared.need)
         except BaseException as error:
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(f"{type(error).__name__}: {error}", self._order.begun + 1)
             raise
+        self._order.settle()
         self._agreed.add(descriptor)
 
     def _raise(self) -> NoReturn:
@@ -149,66 +200,100 @@ class CudaGroup:
         while (error := self.error()) is None and time.monotonic() < deadline:
             time.sleep(0.001)  # the record is being written
         if error is None:  # whatever ended the context stopped the kernel in the middle of its record
-            error = FusedOpError(
-                f"a fused op of group {self.name!r} failed on rank {self.rank}, and the kernel was stopped "
-                "before it could say why; this process can no longer use its GPU: end it, and start the "
-                "program again"
-            )
-        self.fail(f"{type(error).__name__}: {error}")
+            error = unfinished(self.name, self.rank)
+        self.fail(f"{type(error).__name__}: {error}", self._order.begun)
         raise error
 
     def error(self) -> FusedOpError | None:
         """What a kernel of this group has recorded, if any. Needs no synchronisation, and no CUDA."""
-        record = kernels.read_error(self._errors.data_ptr())
+        record = kernels.read_error(self._errors.data_ptr()) if self.device_index >= 0 else None
         if record is None:
             return None
-        op, source, chunk, expected, seen = record
-        what = f"chunk {chunk} of rank {source}'s shard"
-        if op == 2:
-            what = f"chunk {chunk} of rank {source}'s partial product"
-        if chunk == kernels.MEETING_CHUNK:
-            what = f"rank {source} to enter the call"
-        if chunk == kernels.OWN_COPIES_CHUNK:
-            what = "its own copies to its peers"
-        return PeerTimeoutError(
-            f"{_OPS[op]} on rank {self.rank} of group {self.name!r} waited {self.limit_s:g} s for {what}: "
-            f"its signal shows epoch {seen}, expected {expected}. The kernel has trapped, so that nothing "
-            "used its result; this process can no longer use its GPU: end it, and start the program again. "
-            "If the rank is only slow, raise the time-out of the process group."
-        )
+        if record[0] == 0:  # this rank has ended the waits itself
+            return PeerLostError(self._dead)
+        return what_failed(record, self.name, self.rank, self.limit_s)
 
-    def fail(self, why: str) -> None:
-        self._dead = self._dead or why
+    def fail(self, why: str, call: int) -> None:
+        """The group is dead, and the peers are told.
+
+        Args:
+            call: the first one that this rank has not begun, or not finished.
+        """
+        if self._dead:
+            return
+        self._dead = why
+        self._generation.fail(why)
+        self._tell(why, call, dead=True)
+
+    def look(self) -> None:
+        """See `cuda_watchdog.Watched`."""
+        if self._over:
+            return
+        if (error := self.error()) is not None and not self._reported:
+            self._reported = True
+            _log.error("%s", error)
+            self.fail(f"{type(error).__name__}: {error}", self._order.begun)
+        self._listen()
+
+    def _listen(self) -> FusedOpError | None:
+        """Hears what peers will not do. What they do not, and this rank has begun, waits no longer."""
+        if self._notices is None:
+            return None
+        self._order.hear(self._notices.news())
+        verdict, notice = self._order.judge()
+        if notice is None or (verdict == "doubt" and notice.left_out <= self._order.left_out):
+            return None
+        why = f"rank {notice.rank} of group {self.name!r} does not run call {notice.call}: {notice.why}. "
+        why += REMEDY
+        if verdict == "lost":
+            why += f" Rank {self.rank} has begun that call. {PAST_USE}"
+        error = PeerLostError(why)
+        if verdict != "doubt":
+            self.fail(f"{type(error).__name__}: {error}", min(notice.call, self._order.begun + 1))
+        if verdict == "lost":
+            self._over = True
+            kernels.end_waits(self._errors.data_ptr())
+            _log.error("%s", error)
+        return error
 
     def close(self) -> None:
         """Frees the memory, once nothing runs in it any more; never raises."""
         healthy = not self._state.value
         self._dead = self._dead or "it was destroyed"
-        memories = self._memories()
-        in_use = (memories, self._errors)  # waits look at the record: other data in it would end them
+        self._over = True
+        if not groups.ending():
+            self._generation.leave()
+        kept: list[object] = [*self._memories(), self._errors]  # waits look at the record
+        memories = len(kept) - 1
         self._memory = None
         self._kept.clear()
-        # A peer's kernel may still look whether its last signal has got here. The memory stays as long as
-        # the peer maps it, but torch would give it to others; so it is never given back: some pages of 2 MiB.
-        for memory in memories:
-            _never_free(memory.signals)
-        if memories and not (healthy and not groups.ending() and _drained(self.device)):
+        if not memories:
+            return
+        if not healthy or groups.ending():
             # A kernel may still use it, or the context is gone, and to free it would end the process badly.
-            _never_free(in_use)
+            _never_free(kept)
+        elif cuda_memory.capturing(self.device):  # which a synchronisation would break
+            cuda_memory.free_after_captures(self.device, kept, _never_free)
+        elif not cuda_memory.drained(self.device):
+            _never_free(kept)
 
     def _compare(self, descriptor: str) -> None:
-        own = json.dumps([descriptor, self._calls, self._digest])
-        for peer, text in enumerate(self._meet(own)):
-            if text == own:
+        counts = [descriptor, *self._order.counts()]
+        texts = self._meet(json.dumps([*counts, secrets.token_hex(8)]))
+        for peer, text in enumerate(texts):
+            theirs = json.loads(text)[:-1]
+            if theirs == counts:
                 continue
-            theirs, calls, _ = json.loads(text)
             raise MismatchError(
                 f"rank {self.rank} of group {self.name!r} does not match rank {peer}.\n"
-                f"  rank {self.rank}: call {self._calls}, {descriptor}\n"
-                f"  rank {peer}: call {calls}, {theirs}\n"
+                f"  rank {self.rank}: {_described(counts)}\n"
+                f"  rank {peer}: {_described(theirs)}\n"
                 "All ranks of a group must run the same fused ops in one order; if these two are the same, "
                 f"an earlier call differed. {REMEDY}"
             )
+        if self._notices is None:  # under a key that no other making of the group has
+            key = sha256("".join(texts).encode()).hexdigest()[:16]
+            self._notices = notices_of(torch_private.default_store(), key, self.rank)
 
     def _grow(self, need: Need) -> None:
         torch.cuda.synchronize(self.device)
@@ -224,17 +309,17 @@ class CudaGroup:
         self._memory = make_memory(place, capacity)
 
     def _meet(self, text: str) -> list[str]:
-        if not self._prefix:
-            # Each making of the group has its own keys, so that none of a destroyed one are read.
-            made = self._store.add(f"flux_inductor/cuda/made/{self.rank}", 1)
-            self._prefix = f"flux_inductor/cuda/{made}"
-        self._meetings += 1
-        return rendezvous.exchange_texts(
-            self._store,
-            f"{self._prefix}/{self._meetings}",
-            self.rank,
-            self.world,
-            text,
-            self.limit_s,
-            lambda: None,
-        )
+        return self._generation.meet(text, self.limit_s, self._check_peers)
+
+    def _check_peers(self) -> None:
+        """Raises while this rank waits for others on the host, if they cannot come any more."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_PERIOD_S
+        if (error := self._listen()) is not None:
+            raise error
+
+
+def _described(counts: list[Any]) -> str:
+    descriptor, begun, left_out, _ = counts
+    return f"call {begun + 1}, {descriptor}" + (f", after {left_out} that failed" if left_out else "")

@@ -1,10 +1,18 @@
-"""A group's symmetric memory: made by all ranks together, as large as the largest call so far."""
+"""A group's symmetric memory: made by all ranks together, as large as the largest call so far.
+
+Nothing of it lies in a memory pool of torch's: such a pool may be the private one of a CUDA graph or the
+program's own, and whoever owns it takes back what it does not know. Whatever torch itself allocates to map
+the peers' memory does come from its caching allocator, so all is made in a thread of its own: pools are
+chosen by thread or by stream.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +22,10 @@ from flux_inductor.runtime.cuda_kernels import kernels
 from flux_inductor.runtime.errors import WorkspaceError
 
 _ALIGNMENT = 2 << 20  # bytes; pages of device memory
+_WORDS = 2  # 32-bit words in a signal
+_PAUSE_S = 0.05  # between looks whether captures have ended
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -54,18 +66,22 @@ class CudaMemory:
     Args:
         capacity: the largest call that fits.
         workspace: `_core.cuda.Workspace`.
+        signals: and, behind them, this rank's own words.
     """
 
     capacity: Need
     workspace: Any
     slots: Tensor
     signals: Tensor
-    own_words: Tensor
 
     @property
     def symmetric_bytes(self) -> int:
         """Device memory that peers can reach."""
         return self.slots.nbytes + self.signals.nbytes
+
+    @property
+    def own_words(self) -> Tensor:
+        return _own_words(self.signals, self.capacity)
 
 
 @dataclass(frozen=True)
@@ -92,39 +108,67 @@ def make_memory(place: Place, capacity: Need) -> CudaMemory:
     Raises:
         WorkspaceError: on all ranks, if one of them cannot.
     """
+    return outside_of_pools(place.device, lambda: _make(place, capacity))
+
+
+def outside_of_pools(device: torch.device, make: Callable[[], Result]) -> Result:
+    """What `make` returns when another thread calls it, where no memory pool, and no mode, is in use."""
+    made: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            kernels.allow_beside_captures()
+            with torch.cuda.device(device):
+                made.append(make())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="flux_inductor memory", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return made[0]
+
+
+def _own_words(signals: Tensor, capacity: Need) -> Tensor:
+    words: Tensor = signals[kernels.symmetric_signals(capacity.signals) :].view(torch.int32)
+    return words[: kernels.own_words(capacity.counters)]
+
+
+def _make(place: Place, capacity: Need) -> CudaMemory:
     failure = ""
+    own = -(-kernels.own_words(capacity.counters) // _WORDS)
     try:
         slots = torch_private.symmetric_empty(2 * capacity.slot_bytes, torch.uint8, place.device)
         signals = torch_private.symmetric_empty(
-            kernels.symmetric_signals(capacity.signals), torch.int64, place.device
+            kernels.symmetric_signals(capacity.signals) + own, torch.int64, place.device
         )
-        own_words = torch.zeros(kernels.own_words(capacity.counters), dtype=torch.int32, device=place.device)
         signals.zero_()
         torch.cuda.synchronize(place.device)
     except RuntimeError as error:  # out of memory among them
         failure = f"{type(error).__name__}: {error}"
     _raise_if_any(place, place.meet(failure), capacity)
     try:
-        slot_addresses = torch_private.symmetric_addresses(slots, place.group)
-        signal_addresses = torch_private.symmetric_addresses(signals, place.group)
+        workspace = kernels.Workspace(
+            world=place.world,
+            rank=place.rank,
+            device=place.device.index,
+            slots=torch_private.symmetric_addresses(slots, place.group),
+            slot_bytes=capacity.slot_bytes,
+            signals=torch_private.symmetric_addresses(signals, place.group),
+            signals_per_set=capacity.signals,
+            own_words=_own_words(signals, capacity).data_ptr(),
+            counters=capacity.counters,
+            errors=place.errors.data_ptr(),
+            wait_limit_ns=place.limit_ns,
+        )
     except RuntimeError as error:
         failure = f"{type(error).__name__}: {error}"
-    # Signals of all ranks are zero, and mapped, before any rank goes on.
+    # Signals of all ranks are zero, and mapped, and all ranks are ready, before any rank goes on.
     _raise_if_any(place, place.meet(failure), capacity)
-    workspace = kernels.Workspace(
-        world=place.world,
-        rank=place.rank,
-        device=place.device.index,
-        slots=slot_addresses,
-        slot_bytes=capacity.slot_bytes,
-        signals=signal_addresses,
-        signals_per_set=capacity.signals,
-        own_words=own_words.data_ptr(),
-        counters=capacity.counters,
-        errors=place.errors.data_ptr(),
-        wait_limit_ns=place.limit_ns,
-    )
-    return CudaMemory(capacity, workspace, slots, signals, own_words)
+    return CudaMemory(capacity, workspace, slots, signals)
 
 
 def _raise_if_any(place: Place, failures: list[str], capacity: Need) -> None:
@@ -136,3 +180,30 @@ def _raise_if_any(place: Place, failures: list[str], capacity: Need) -> None:
                 "can address each other's memory (nvidia-smi topo -p2p r), or run unfused: "
                 "FLUX_INDUCTOR_ENGINE=reference, or option strategy='never'"
             )
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether a thread of this process captures a CUDA graph, as far as torch's own streams tell."""
+    return bool(kernels.any_capturing(torch_private.pool_streams(device.index)))
+
+
+def drained(device: torch.device) -> bool:
+    """Waits until the device is idle; false if it cannot be waited for. Not during a capture."""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:  # the context is broken
+        return False
+    return True
+
+
+def free_after_captures(device: torch.device, kept: list[object], never: Callable[[object], None]) -> None:
+    """Empties `kept` once no capture would break by that and the device is idle; or passes it to `never`."""
+
+    def run() -> None:
+        while capturing(device):
+            time.sleep(_PAUSE_S)
+        if not drained(device):
+            never(list(kept))
+        kept.clear()
+
+    threading.Thread(target=run, name="flux_inductor memory", daemon=True).start()

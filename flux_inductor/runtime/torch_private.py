@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -67,6 +68,12 @@ def default_store() -> Store:
     return c10d._get_default_store()
 
 
+def own_connection(store: Store) -> Store:
+    """The same store, over a connection that no other thread's blocking wait for a key holds up."""
+    clone: Store = store.clone()  # type: ignore[attr-defined]
+    return clone
+
+
 def timeout(group: dist.ProcessGroup, device: str) -> timedelta:
     """How long a collective of the group may take."""
     limit = group._get_backend(torch.device(device)).options._timeout
@@ -86,10 +93,14 @@ def nvlink_between_all() -> bool:
 
 
 def symmetric_empty(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory of this rank that others of a group can map."""
-    import torch.distributed._symmetric_memory as symmetric_memory  # costs every program time at import
+    """Memory of this rank that others of a group can map.
 
-    return symmetric_memory.empty(count, dtype=dtype, device=device)
+    It lies in no pool of torch's caching allocator: when the tensor goes, nobody else gets the memory, which
+    stays for peers that still map it.
+    """
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    return _SymmetricMemory.empty_strided_p2p((count,), (1,), dtype, device)
 
 
 def symmetric_addresses(tensor: torch.Tensor, group: str) -> list[int]:
@@ -102,6 +113,14 @@ def symmetric_addresses(tensor: torch.Tensor, group: str) -> list[int]:
     handle = symmetric_memory.rendezvous(tensor, group)  # type: ignore[arg-type, unused-ignore]
     offset = tensor.data_ptr() - handle.buffer_ptrs[handle.rank]
     return [address + offset for address in handle.buffer_ptrs]
+
+
+@cache
+def pool_streams(device: int) -> list[int]:
+    """The handles of the streams that torch hands out on a device in turn, and never destroys."""
+    each = 32
+    with torch.cuda.device(device):
+        return [torch.cuda.Stream(priority=level).cuda_stream for level in (0, -1) for _ in range(each)]
 
 
 # The index of the current CUDA device, and a tensor there of some sizes, strides and dtype. Compiled code

@@ -23,6 +23,7 @@ from flux_inductor.planning.problem import Layout
 from flux_inductor.runtime import cuda, engine
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_memory import Need
+from flux_inductor.runtime.cuda_order import Notice, Order
 from flux_inductor.runtime.cuda_prepare import Prepared
 from flux_inductor.runtime.errors import FusedOpError, PeerTimeoutError
 
@@ -30,8 +31,12 @@ WORLD = 2
 ALIGNMENT = 16
 
 
-def empty_strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def allocate(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def empty_strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return allocate(shape, strides, dtype)  # calls that were bound before find another one, too
 
 
 def address(tensor: Tensor | None) -> int:
@@ -95,6 +100,34 @@ class StubWorkspace:
         return True
 
 
+class StubGeneration:
+    """Ranks that always come, and are told of failures."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def fail(self, why: str) -> None:
+        self.failures.append(why)
+
+    def leave(self) -> None:
+        pass
+
+
+class StubNotices:
+    """What this rank has told, and what it will hear."""
+
+    def __init__(self) -> None:
+        self.told: list[Notice] = []
+        self.coming: list[Notice] = []
+
+    def tell(self, notice: Notice) -> None:
+        self.told.append(notice)
+
+    def news(self) -> list[Notice]:
+        heard, self.coming = self.coming, []
+        return heard
+
+
 class StubGroup(CudaGroup):
     """A group whose ranks agree on everything."""
 
@@ -108,13 +141,19 @@ class StubGroup(CudaGroup):
         self.workspace = StubWorkspace()
         self._errors = torch.zeros(24, dtype=torch.uint8)
         self._state = ctypes.c_uint32.from_address(self._errors.data_ptr())
-        self._dead = ""
-        self._agreed, self._digest, self._calls = set(), 0, 0
-        self._memory = SimpleNamespace(workspace=self.workspace, signals=torch.zeros(1))  # type: ignore[assignment]
+        self._dead, self._over, self._reported = "", False, False
+        self._generation, self._notices = StubGeneration(), StubNotices()  # type: ignore[assignment]
+        self._agreed, self._order, self._next_look = set(), Order(), 0.0
+        room = SimpleNamespace(covers=lambda need: True)
+        self._memory = SimpleNamespace(workspace=self.workspace, capacity=room)  # type: ignore[assignment]
+        self.compared: list[str] = []  # what the ranks have met for
         self._kept = []
 
-    def _agree(self, prepared: Prepared) -> None:
-        self._agreed.add(prepared.descriptor)
+    def _compare(self, descriptor: str) -> None:
+        self.compared.append(descriptor)
+
+    def _grow(self, need: Need) -> None:
+        raise AssertionError("there is room for every call")
 
     def trap(self) -> None:
         """A wait of a kernel has failed."""

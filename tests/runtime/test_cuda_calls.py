@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from torch import Tensor
 import flux_inductor
 from flux_inductor import ops  # noqa: F401  (registers the ops)
 from flux_inductor.planning.plan import Plan
-from flux_inductor.runtime import bound, cuda, cuda_group, cuda_operands, detect, engine
+from flux_inductor.runtime import bound, cuda, cuda_memory, detect, engine
 from flux_inductor.runtime.bound import BoundCalls, GatherRun
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_operands import row_stride, weight_strides
@@ -265,6 +266,8 @@ def test_a_call_that_could_not_be_started_ends_the_group(
 ) -> None:
     """The rank's next call would be one that its peers do not expect yet."""
     x, weight = torch.randn(4, 16), torch.randn(16, 8)
+    gather(x, [weight], [])
+    scatter(x, weight)
 
     def refuse(*arguments: Any) -> bool:
         raise kind("copy of a chunk: invalid argument")
@@ -282,27 +285,11 @@ def test_a_call_that_could_not_be_started_ends_the_group(
         gather(x, [weight], [])
 
 
-def test_a_copy_without_memory_leaves_the_group_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that run out of memory alike may go on with less."""
-    state = state_of(GROUP, StubGroup)
-    x, weight = torch.randn(4, 17)[:, 1:], torch.randn(16, 8)
-    scatter(x, weight)
-    calls, digest = state._calls, state._digest
-
-    def no_memory(*arguments: Any) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(cuda_operands, "_copy", no_memory)
-    with pytest.raises(torch.OutOfMemoryError):
-        scatter(x, weight)
-    assert (state._calls, state._digest) == (calls, digest)
-
-
 def test_tensors_on_another_device_than_the_group() -> None:
     state_of(GROUP, StubGroup).device = torch.device("cuda", 1)
     x, weight = torch.randn(4, 16), torch.randn(16, 8)
     for call in (lambda: gather(x, [weight], []), lambda: scatter(x, weight)):
-        with pytest.raises(ValueError, match=r"tensors are on cpu, but .* run on cuda:1, .*set_device"):
+        with pytest.raises(ValueError, match=r"tensors are on cpu, but .* run on cuda:1, where"):
             call()
 
 
@@ -362,20 +349,35 @@ def test_nothing_to_send() -> None:
 
 @pytest.mark.parametrize("trapped", [False, True])
 @pytest.mark.parametrize("drained", [False, True])
+@pytest.mark.parametrize("captures", [0, 3])
 def test_memory_is_freed_once_nothing_runs_in_it(
-    trapped: bool, drained: bool, monkeypatch: pytest.MonkeyPatch
+    captures: int, trapped: bool, drained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_group, "_drained", lambda device: drained)
+    """And once no thread captures, whose capture a synchronisation would break."""
+    left = [captures]
+
+    def capturing(device: torch.device) -> bool:
+        left[0] -= 1
+        return left[0] >= 0
+
+    def wait_for(device: torch.device) -> bool:
+        assert left[0] < 0, "synchronised during a capture"
+        return drained
+
+    monkeypatch.setattr(cuda_memory, "capturing", capturing)
+    monkeypatch.setattr(cuda_memory, "drained", wait_for)
+    monkeypatch.setattr(cuda_memory, "_PAUSE_S", 0.001)
     state = state_of(GROUP, StubGroup)
-    assert state._memory is not None
-    memory, record, signals = map(weakref.ref, (state.workspace, state._errors, state._memory.signals))
+    memory, record = map(weakref.ref, (state.workspace, state._errors))
     del state.workspace
     if trapped:
         state.trap()
     CudaGroup.close(state)
     del state._errors, state._state
+    for thread in threading.enumerate():
+        if thread.name == "flux_inductor memory":
+            thread.join()
     gone = drained and not trapped
     assert [memory() is None, record() is None] == [gone, gone]
-    assert signals() is not None  # a peer's kernel may still look at them
     with pytest.raises(DeadGroupError, match="it was destroyed"):
         state.check()
