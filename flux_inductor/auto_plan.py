@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from flux_inductor.options import current
+from flux_inductor.planning.machine import KERNEL
 from flux_inductor.planning.plan import PlanTable
 from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.strategy import choose
 from flux_inductor.planning.topology import Topology
 from flux_inductor.runtime.detect import topology_of
 from flux_inductor.runtime.groups import group_size
+from flux_inductor.runtime.plain_collectives import communicators_seen
 
 AUTO = "auto"
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -75,6 +77,9 @@ def _layout(weights: Sequence[Tensor]) -> Layout:
 
 def _plan(problem: Problem, group: str, device: str) -> PlanTable:
     options = current()
+    reserve = options.reserve
+    if reserve is None and (seen := communicators_seen(group)):
+        reserve = seen * int(KERNEL.reserve.value)
     written = Topology.parse(options.topology) if options.topology else None
     topology = written if written and written.ranks == problem.world else topology_of(group, device)
-    return choose(problem, topology, options.strategy, reserve=options.reserve).plan
+    return choose(problem, topology, options.strategy, reserve=reserve).plan

@@ -38,6 +38,7 @@ from flux_inductor.planning.plan import parse_plan
 from flux_inductor.runtime.bound import BoundCall, BoundCalls, describe, remember
 from flux_inductor.runtime.engine import engine_choice, engine_for, tally_of
 from flux_inductor.runtime.groups import group_size, state_of
+from flux_inductor.runtime.plain_collectives import communicators_seen
 
 FUSED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 REDUCE_OPS = ("sum", "avg")
@@ -188,9 +189,9 @@ def _check_plan(plan: str) -> None:
         parse_plan(plan)
 
 
-def _options_of(plan: str) -> Options | None:
+def _choice(plan: str, group: str) -> tuple[Options, int] | None:
     """What a plan is chosen by, beside the call; None where it is given."""
-    return current() if plan == AUTO else None
+    return (current(), communicators_seen(group)) if plan == AUTO else None
 
 
 @torch.library.register_fake("flux_inductor::all_gather_matmul", lib=_LIBRARY)  # type: ignore[untyped-decorator]
@@ -226,7 +227,7 @@ def _all_gather_matmul(
         if torch.is_grad_enabled():
             _check_no_gradient("all_gather_matmul", x, *weights, *biases)
         operands = describe(x, weights, biases)
-        key = (plan, _options_of(plan), gather_dim, return_gathered, engine_choice(), operands)
+        key = (plan, _choice(plan, group), gather_dim, return_gathered, engine_choice(), operands)
         call = calls.gathers.get(key)
         if call is not None:
             call.tally.runs += 1
@@ -280,7 +281,7 @@ def _matmul_reduce_scatter(
         if torch.is_grad_enabled():
             _check_no_gradient("matmul_reduce_scatter", x, weight, bias, addend)
         operands = describe(x, weight, bias, addend)
-        key = (plan, _options_of(plan), scatter_dim, reduce_op, scale, engine_choice(), operands)
+        key = (plan, _choice(plan, group), scatter_dim, reduce_op, scale, engine_choice(), operands)
         call = calls.scatters.get(key)
         if call is not None:
             call.tally.runs += 1

@@ -190,6 +190,11 @@ class CudaGroup:
                 self._grow(prepared.need)
         except BaseException as error:
             self.fail(f"{type(error).__name__}: {error}", self._order.begun + 1)
+            if self._order.left_out_here and isinstance(error, FusedOpError):
+                raise DeadGroupError(
+                    f"group {self.name!r} is dead since a call failed on rank {self.rank} before it began, "
+                    f"and other ranks did begin it: {error}"
+                ) from error
             raise
         self._order.settle()
         self._agreed.add(descriptor)

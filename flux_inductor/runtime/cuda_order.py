@@ -68,7 +68,12 @@ class Order:
     @property
     def in_doubt(self) -> bool:
         """Whether ranks must compare their counts before the next call."""
-        return self.left_out > self._settled or self._noticed > self._settled
+        return self.left_out_here or self._noticed > self._settled
+
+    @property
+    def left_out_here(self) -> bool:
+        """Whether this rank has left out calls of which it does not know yet whether all have."""
+        return self.left_out > self._settled
 
     def begin(self, token: bytes) -> None:
         """One more call is on the device; `token` stands for what all ranks agreed on."""

@@ -81,6 +81,27 @@ def timeout(group: dist.ProcessGroup, device: str) -> timedelta:
     return limit
 
 
+def number_of_groups() -> int:
+    """How many process groups this rank is in."""
+    return len(c10d._world.pg_map)
+
+
+def all_groups() -> list[dist.ProcessGroup]:
+    """The process groups that this rank is in."""
+    return list(c10d._world.pg_map)
+
+
+def collective_counter(group: dist.ProcessGroup) -> Callable[[], int] | None:
+    """Reads how many collectives NCCL has run for a group; None if it runs none of them."""
+    if "cuda" not in {device.type for device in group._device_types} or is_fake(group):
+        return None
+    backend = group._get_backend(torch.device("cuda"))
+    if backend.name() != "nccl":
+        return None
+    counter: Callable[[], int] = backend._get_sequence_number_for_group  # type: ignore[attr-defined]
+    return counter
+
+
 def is_fake(group: dist.ProcessGroup | None) -> bool:
     """Whether the group only pretends, as torch.testing's "fake" backend does for compile-only runs."""
     return "fake" in str(dist.get_backend_config(group))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import random
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import flux_inductor
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_memory import CudaMemory
 from flux_inductor.runtime.groups import state_of
+from flux_inductor.runtime.torch_private import process_group
 from tests.gpu.engine_calls import Case, Gather, Scatter, make
 from tests.gpu.engine_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
 
@@ -151,3 +156,108 @@ def _overwritten(rank: int, world: int) -> None:
 
 def test_operands_may_be_overwritten_after_the_call() -> None:
     run_gpu_ranks(_overwritten)
+
+
+def _destroyed_stream(rank: int, world: int) -> None:
+    """Calls on streams of another library, which destroys each after the call, perhaps while it runs."""
+    call = make(Gather((512, 1024), (768,)), nccl_group(world, seconds=20))
+    expected = call()
+    torch.cuda.synchronize()
+    cudart, handle = torch.cuda.cudart(), ctypes.c_void_p()
+    for turn in range(6):
+        assert cudart.cudaStreamCreate(ctypes.addressof(handle)) == cudart.cudaError.success
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+            torch.cuda._sleep(2_000_000)
+            results = [call(), call()]
+        if turn % 2:
+            torch.cuda.synchronize()
+        assert cudart.cudaStreamDestroy(handle.value) == cudart.cudaError.success
+        if turn % 3:
+            results.append(call())
+        torch.cuda.synchronize()
+        for result in results:
+            assert all(map(torch.equal, result, expected))
+
+
+def test_a_stream_may_be_destroyed_after_the_call() -> None:
+    run_gpu_ranks(_destroyed_stream)
+
+
+def _wait_position(rank: int, world: int) -> None:
+    """Rank 0 waits for an all_reduce of the same group behind a fused op, rank 1 before it (rule R2)."""
+    name = nccl_group(world, seconds=20)
+    group, values = process_group(name), torch.ones(1 << 20, device="cuda")
+    x = torch.randn(4096, 4096, device="cuda").bfloat16()
+    w = (torch.randn(8192, 4096, device="cuda") / 64).bfloat16().t()
+    dist.all_reduce(values, group=group)
+
+    def product() -> torch.Tensor:
+        result = flux_inductor.all_gather_matmul(x, w, name)
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    expected = product()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    for _ in range(20):
+        dist.barrier()
+        with torch.cuda.stream(side):
+            if rank == 0:
+                torch.cuda._sleep(17_000_000)  # so that the fused kernel is first here
+            work = dist.all_reduce(values, group=group, async_op=True)
+        if rank == 1:
+            work.wait()
+        result = product()
+        if rank == 0:
+            work.wait()
+        torch.cuda.synchronize()
+        assert torch.equal(result, expected)
+
+
+def test_a_collective_of_the_group_in_flight() -> None:
+    run_gpu_ranks(_wait_position)
+
+
+def _stress(rank: int, world: int, calls: int) -> None:
+    """Two groups, asynchronous plain collectives of both in flight, ranks and their hosts delayed at random."""
+    names = [nccl_group(world, seconds=60) for _ in range(2)]
+    cases: list[Case] = [
+        Gather((1024, 1024), (2048,), plan="mesh push chunk=256 reserve=16"),
+        Scatter((2048, 1024), 2048, plan="mesh push chunk=512 reserve=16"),
+        Scatter((2048, 1024), 2048, plan="mesh store chunk=512 reserve=16"),
+    ]
+    prepared = [[make(case, name) for case in cases] for name in names]
+    expected = [[call() for call in calls_of] for calls_of in prepared]
+    values = [torch.zeros(1 << 18, device="cuda") for _ in names]
+    for name, value in zip(names, values, strict=True):
+        dist.all_reduce(value, group=process_group(name))
+    torch.cuda.synchronize()
+    wrong = torch.zeros((), device="cuda", dtype=torch.int64)
+    order, mine = random.Random(5), random.Random(rank)
+    side = [torch.cuda.Stream() for _ in names]
+    flying: list[dist.Work | None] = [None, None]
+    for _ in range(calls):
+        which, index = order.randrange(2), order.randrange(len(cases))
+        if order.random() < 0.4:  # ranks wait for the last one in different places
+            other = order.randrange(2)
+            if (last := flying[other]) is not None:
+                last.wait()
+            with torch.cuda.stream(side[other]):
+                if mine.random() < 0.2:
+                    torch.cuda._sleep(mine.randrange(500_000))
+                work = dist.all_reduce(values[other], group=process_group(names[other]), async_op=True)
+            flying[other] = work
+            if mine.random() < 0.5:
+                work.wait()
+        if mine.random() < 0.05:
+            torch.cuda._sleep(mine.randrange(500_000))
+        for result, known in zip(prepared[which][index](), expected[which][index], strict=True):
+            wrong += (result != known).any()
+        if mine.random() < 0.01:
+            time.sleep(mine.random() * 0.005)
+    torch.cuda.synchronize()
+    assert wrong.item() == 0
+
+
+def test_two_groups_beside_collectives_of_both() -> None:
+    run_gpu_ranks(_stress, int(os.environ.get("FLUX_INDUCTOR_TEST_CALLS", "2000")), timeout=600)
