@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from torch._C._distributed_c10d import Store
 
 from flux_inductor._core import Segment
-from flux_inductor.runtime.detect import host_identity
+from flux_inductor.runtime.detect import process_namespace
 from flux_inductor.runtime.errors import PeerTimeoutError, WorkspaceError
 from flux_inductor.runtime.generation import Generation
 
@@ -39,8 +39,8 @@ class Handle:
 
     @staticmethod
     def of(segment: Segment, descriptor: str) -> Handle:
-        namespace = os.readlink("/proc/self/ns/pid")
-        return Handle(os.getpid(), segment.fd, segment.token, host_identity(), namespace, descriptor)
+        host, _, pids = process_namespace().partition("/")
+        return Handle(os.getpid(), segment.fd, segment.token, host, pids, descriptor)
 
 
 def make_segment(descriptor: str, capacity: tuple[int, int], epoch: int) -> tuple[Segment | None, Handle]:

@@ -18,7 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import flux_inductor
 import flux_inductor.passes.cache_key as cache_key
+import flux_inductor.runtime.detect as detect
 from flux_inductor.backend import flux_inductor as backend
+from flux_inductor.options import Options
 from flux_inductor.tools import kept
 from flux_inductor.tools.report import GraphReport
 from tests.backend.programs import fake_ranks, inputs, pair
@@ -68,6 +70,15 @@ def test_another_option_misses(options: dict[str, object]) -> None:
         assert [graph.cached for graph in _compile(**options)] == [False, False]
 
 
+@pytest.mark.parametrize(
+    "variable", ["LOCAL_WORLD_SIZE", "SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_LOCAL_SIZE"]
+)
+def test_another_layout_of_the_ranks_misses(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = cache_key.cache_key(Options())
+    monkeypatch.setenv(variable, "3")
+    assert cache_key.cache_key(Options()) != key
+
+
 def test_another_version_of_the_sources_misses(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_ranks(2):
         _compile()
@@ -111,8 +122,23 @@ def _train(rank: int, world: int, folder: str) -> tuple[Any, ...]:
     return [value.tolist() for value in (result, *gradients)], report, hits
 
 
+def _train_apart(rank: int, world: int, folder: str) -> tuple[Any, ...]:
+    """On two hosts, started by something that does not say so in the environment."""
+    detect.host_identity = lambda: f"host{rank}"  # type: ignore[assignment]
+    return _train(rank, world, folder)
+
+
 def test_a_second_program_finds_its_graphs_and_runs_them_alike() -> None:
-    cold, warm = (run_ranks(_train, 2, cache_dir(), timeout=120) for _ in range(2))
+    cold, warm, apart = (
+        run_ranks(program, 2, cache_dir(), timeout=120) for program in (_train, _train, _train_apart)
+    )
+    for (values, report, hits), (apart_values, apart_report, apart_hits) in zip(warm, apart, strict=True):
+        assert apart_hits == hits
+        assert _decisions(apart_report.graphs) == _decisions(report.graphs)
+        for value, apart_value in zip(values, apart_values, strict=True):
+            torch.testing.assert_close(torch.tensor(apart_value), torch.tensor(value))
+        assert {run.engine for run in report.executions} == {"cpu"}
+        assert {run.engine for run in apart_report.executions} == {"unfused"}
     for (cold_values, cold_report, cold_hits), (values, report, hits) in zip(cold, warm, strict=True):
         assert cold_hits == (0, 0)
         assert hits == (1, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -211,3 +212,37 @@ def _strategy_chooses(rank: int, world: int) -> None:
 
 def test_without_a_plan_the_strategy_chooses() -> None:
     run_ranks(_strategy_chooses, 2)
+
+
+def _not_differentiable(rank: int, world: int) -> None:
+    """Refused on all ranks before anything begins; the group lives on."""
+    import flux_inductor
+    import flux_inductor.ops
+
+    plan = "mesh push chunk=32"
+    for needed in ("x", "weight", "both"):
+        x = torch.randn(8, 16).requires_grad_(needed != "weight")
+        weight = torch.randn(16, 8).requires_grad_(needed != "x")
+
+        fused = torch.ops.flux_inductor
+        gather = partial(fused.all_gather_matmul, x, [weight], [], "0", plan, 0, False)
+        scatter = partial(fused.matmul_reduce_scatter, x, weight, None, None, "0", plan, 0, "sum", 1.0)
+        for raw in (gather, scatter):
+            with pytest.raises(ValueError, match="not differentiable; call flux_inductor"):
+                raw()
+            with torch.no_grad():
+                raw()
+        functions: list[Callable[..., Any]] = [
+            partial(flux_inductor.all_gather_matmul, plan=plan),
+            partial(flux_inductor.matmul_reduce_scatter, plan=plan),
+            partial(flux_inductor.matmul_reduce_scatter, plan=plan, scatter_dim=-1),
+        ]
+        leaves = [leaf for leaf in (x, weight) if leaf.requires_grad]
+        for function in functions:
+            with pytest.raises(ValueError, match="gradients of gradients are not supported"):
+                torch.autograd.grad(function(x, weight).square().sum(), leaves, create_graph=True)
+            torch.autograd.grad(function(x, weight).square().sum(), leaves)
+
+
+def test_gradients_that_cannot_be_are_refused_and_the_group_lives() -> None:
+    run_ranks(_not_differentiable, 2)
