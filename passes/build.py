@@ -42,6 +42,13 @@ def size_argument(anchor: Node, tensor: Node, dim: int) -> int | Node:
     return size if isinstance(size, int) else call(anchor, torch.ops.aten.sym_size.int, tensor, dim)
 
 
+def set_plan(op: Node, plan: str) -> None:
+    """Gives a fused op another plan."""
+    schema = op.target._schema.arguments  # type: ignore[union-attr]
+    (place,) = (number for number, argument in enumerate(schema) if argument.name == "plan")
+    op.update_arg(place, plan)
+
+
 def erase_unused(graph: Graph, nodes: list[Node]) -> None:
     """Removes those of `nodes` that nobody uses, then their inputs that nobody uses any more.
 

@@ -105,17 +105,22 @@ def unsuitable(
 
 def decide(problem: Problem, collective: Collective, device: str, setting: Setting) -> Decision | Reason:
     """The strategy's answer, or why it cannot be asked."""
-    assert isinstance(collective.group, str)
     try:
-        topology = _topology(collective.group, problem.world, device, setting)
+        topology = topology_for(collective, device, setting)
     except ValueError as error:
         return Reason("topology", str(error))
     return choose(problem, topology, setting.options.strategy, reserve=setting.options.reserve)
 
 
-def _topology(group: str, world: int, device: str, setting: Setting) -> Topology:
+def topology_for(collective: Collective, device: str, setting: Setting) -> Topology:
+    """Of the collective's group, as it is written or found.
+
+    Raises:
+        ValueError: it cannot be found.
+    """
+    assert isinstance(collective.group, str)
     if setting.options.topology:
         written = Topology.parse(setting.options.topology)
-        if written.ranks == world:
+        if written.ranks == collective.world:
             return written
-    return setting.topology_of(group, device)
+    return setting.topology_of(collective.group, device)

@@ -9,18 +9,21 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
 from flux_inductor.passes import gather_site, scatter_site
+from flux_inductor.passes.build import set_plan
 from flux_inductor.passes.chain import arrange, chain_of
 from flux_inductor.passes.collectives import WAIT, Collective, find_collectives, merge_waits
 from flux_inductor.passes.decide import Setting, decide, gather_problem, scatter_problem, unsuitable
 from flux_inductor.passes.dependencies import Dependencies
 from flux_inductor.passes.gather_pair import GatherPair, pair_of
 from flux_inductor.passes.gather_site import GatherSite
+from flux_inductor.passes.in_flight import FusedOp, make_room
 from flux_inductor.passes.order import pin_order
 from flux_inductor.passes.reasons import Reason
 from flux_inductor.passes.record import CollectiveRecord
 from flux_inductor.passes.rewrite_gather import rewrite_gather
 from flux_inductor.passes.rewrite_scatter import rewrite_scatter
 from flux_inductor.passes.sizes import Size, dtype_text, is_tensor, shape_text, tensor
+from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import Decision
 
 
@@ -53,8 +56,9 @@ def fuse(graph: Graph, name: str, setting: Setting) -> list[CollectiveRecord]:
         members = [one.node for one in collectives if one.node.target is not WAIT]
         fused = set(fusion.fused.values())
         chain = chain_of(graph, [fusion.fused.get(node, node) for node in members], fused)
-        arrange(graph, chain, {})
-        pin_order(graph, chain, fused, {})
+        waits = fusion.make_room(graph, chain, collectives)
+        arrange(graph, chain, waits)
+        pin_order(graph, chain, fused, waits)
     return [fusion.records[one.node] for one in collectives]
 
 
@@ -69,6 +73,7 @@ class _Fusion:
     def __init__(self, name: str, setting: Setting) -> None:
         self.records: dict[Node, CollectiveRecord] = {}
         self.fused: dict[Node, Node] = {}
+        self._ops: dict[Node, FusedOp] = {}
         self._name = name
         self._setting = setting
 
@@ -93,8 +98,13 @@ class _Fusion:
         weights = [one.matmul.weight for one in pair.consumers]
         shapes = _pair_text(x.shape, weights, pair.dtype)
         reason = unsuitable(collective, pair.dtype, x, pair.operands)
-        decision = reason or decide(gather_problem(pair), collective, x.device.type, self._setting)
-        self._settle(collective, shapes, decision, lambda plan: rewrite_gather(pair, plan))
+        self._settle(
+            collective,
+            shapes,
+            reason or gather_problem(pair),
+            x.device.type,
+            lambda plan: rewrite_gather(pair, plan),
+        )
 
     def scatter(self, collective: Collective) -> None:
         site = scatter_site.explore(collective)
@@ -106,26 +116,45 @@ class _Fusion:
         shapes = _pair_text(shape, [site.matmul.weight], lhs.dtype)
         operands = [site.matmul.weight, *(addition.node for addition in site.additions)]
         reason = unsuitable(collective, lhs.dtype, lhs, operands)
-        decision = reason or decide(scatter_problem(site), collective, lhs.device.type, self._setting)
-        self._settle(collective, shapes, decision, lambda plan: rewrite_scatter(site, plan))
+        self._settle(
+            collective,
+            shapes,
+            reason or scatter_problem(site),
+            lhs.device.type,
+            lambda plan: rewrite_scatter(site, plan),
+        )
 
     def _settle(
-        self, one: Collective, shapes: str, decision: Decision | Reason, rewrite: Callable[[str], Node]
+        self,
+        one: Collective,
+        shapes: str,
+        problem: Problem | Reason,
+        device: str,
+        rewrite: Callable[[str], Node],
     ) -> None:
-        if isinstance(decision, Reason):
+        decision = problem if isinstance(problem, Reason) else decide(problem, one, device, self._setting)
+        if isinstance(problem, Reason) or isinstance(decision, Reason):
+            assert isinstance(decision, Reason)
             self.leave(one, decision, shapes)
         elif not decision.fused:
             self.leave(one, Reason(decision.code, decision.reason), shapes, decision)
         else:
-            self.fused[one.node] = rewrite(str(decision.plan))
+            self.fused[one.node] = node = rewrite(str(decision.plan))
+            self._ops[node] = FusedOp(one, problem, device, decision)
             self._record(one, shapes, decision)
 
     def leave(self, one: Collective, why: Reason, shapes: str, decision: Decision | None = None) -> None:
         self._record(one, shapes, decision, why)
 
     def _record(
-        self, one: Collective, shapes: str, decision: Decision | None, why: Reason | None = None
+        self,
+        one: Collective,
+        shapes: str,
+        decision: Decision | None,
+        why: Reason | None = None,
+        note: str = "",
     ) -> None:
+        reason = why.text if why is not None else decision.reason if decision is not None else ""
         self.records[one.node] = CollectiveRecord(
             graph=self._name,
             node=one.node.name,
@@ -138,8 +167,20 @@ class _Fusion:
             fused_us=decision.fused_us if decision is not None else None,
             unfused_us=decision.unfused_us if decision is not None else None,
             code=why.code if why is not None else "",
-            reason=why.text if why is not None else decision.reason if decision is not None else "",
+            reason=f"{reason}; {note}" if note else reason,
         )
+
+    def make_room(
+        self, graph: Graph, chain: list[Node], collectives: list[Collective]
+    ) -> dict[Node, tuple[Node, ...]]:
+        """Plans with SMs for other communication, where needed. Returns waits that must come before ops."""
+        plain = [one for one in collectives if one.node not in self.fused]
+        rooms = make_room(graph, chain, self._ops, plain, self._setting)
+        for node, room in rooms.items():
+            one, decision = self._ops[node].collective, room.decision
+            set_plan(node, str(decision.plan))
+            self._record(one, self.records[one.node].shapes, decision, note=room.note)
+        return {node: room.waits for node, room in rooms.items()}
 
     def check_gone(self, graph: Graph) -> None:
         """A collective that is reported as fused must not run as well."""

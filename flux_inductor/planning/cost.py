@@ -53,6 +53,26 @@ def collective_us(kind: Kind, t: Terms) -> Microseconds:
     return start + (t.world - 1) * (t.hop + t.shard_bytes / (_KILO * rate)) + regroup
 
 
+def plain_collective_us(op: str, size: int, world: int, machine: MachineModel) -> float:
+    """A collective that is no part of a pair, alone.
+
+    Args:
+        op: "all_gather", "reduce_scatter" or "all_reduce", which is a reduce_scatter and an all_gather in
+            one. Another one is taken for an all_gather, which moves at least as much.
+        size: bytes of its input on each rank.
+    """
+    shard = size if op not in ("reduce_scatter", "all_reduce") else size / world
+    gather = _hops_us(machine.gather.value, shard, world, machine)
+    reduce = _hops_us(machine.reduce.value, shard, world, machine)
+    if op == "reduce_scatter":
+        return machine.reduce_scatter.value + reduce
+    return machine.all_gather.value + gather + (reduce if op == "all_reduce" else 0)
+
+
+def _hops_us(rate: float, shard: float, world: int, machine: MachineModel) -> float:
+    return (world - 1) * (machine.hop.value + shard / (_KILO * rate))
+
+
 def unfused_us(kind: Kind, t: Terms) -> Microseconds:
     """The pair as the user wrote it: one after the other."""
     return collective_us(kind, t) + matmul_us(t)
