@@ -148,7 +148,7 @@ def _room(op: FusedOp, beside: list[_Flight], elapsed: list[float], setting: Set
         for one, before in zip(beside, elapsed, strict=True)
     )
     figures = f"predicted {for_sms:.0f} us for SMs against {for_wait:.0f} us for the wait"
-    if len(waits) == len(beside) and for_wait < for_sms or not roomy.fused:
+    if (len(waits) == len(beside) and for_wait < for_sms) or not roomy.fused:
         return Room(op.decision, waits, f"{names} is waited for first: {figures}")
     return Room(roomy, (), f"{needed} SMs are reserved for {names}: {figures}")
 
