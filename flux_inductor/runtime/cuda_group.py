@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from flux_inductor.runtime import cuda_memory, cuda_watchdog, groups, torch_private
+from flux_inductor.runtime.bound import BoundCalls
 from flux_inductor.runtime.cuda_error import PAST_USE, unfinished, what_failed
 from flux_inductor.runtime.cuda_kernels import kernels, prepare_all, require_kernels
 from flux_inductor.runtime.cuda_memory import CudaMemory, Need, Place, make_memory
@@ -69,6 +70,8 @@ class CudaGroup:
         self._notices: Notices | None = None  # when the ranks have met
         self._agreed: set[str] = set()
         self._order = Order()
+        self._bound = groups.state_of(name, BoundCalls)
+        self._refused = 0  # of its calls, those that are counted in the order
         self._memory: CudaMemory | None = None
         self._kept: list[CudaMemory] = []  # of graphs that may still be replayed
         self._errors = torch.empty(0)
@@ -148,6 +151,7 @@ class CudaGroup:
         with self.lock:
             if self._dead:
                 raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
+            self._count_refused()
             if prepared.descriptor not in self._agreed or self._order.in_doubt:
                 self._agree(prepared)
             assert self._memory is not None
@@ -175,6 +179,15 @@ class CudaGroup:
             self._order.leave_out()
             why = f"{prepared.descriptor} could not begin there ({type(error).__name__}: {error})"
             self._tell(why, self._order.begun + 1, dead=False)
+
+    def _count_refused(self) -> None:
+        """What this rank has refused before an engine saw it is left out as well."""
+        if self._refused == self._bound.refused:
+            return
+        while self._refused < self._bound.refused:
+            self._refused += 1
+            self._order.leave_out()
+        self._tell("a call was refused there, whose error says why", self._order.begun + 1, dead=False)
 
     def _tell(self, why: str, call: int, dead: bool) -> None:
         if self._notices is not None:
@@ -238,6 +251,11 @@ class CudaGroup:
             self._reported = True
             _log.error("%s", error)
             self.fail(f"{type(error).__name__}: {error}", self._order.begun)
+        if not self._dead and self.lock.acquire(blocking=False):  # else a call will see to it
+            try:
+                self._count_refused()
+            finally:
+                self.lock.release()
         self._listen()
 
     def _listen(self) -> FusedOpError | None:

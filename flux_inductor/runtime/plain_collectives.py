@@ -1,13 +1,13 @@
 """Whether a program also runs plain collectives beside its fused ops: rule R2, for ops called eagerly.
 
-A collective that was started before a fused op, and is waited for behind it, needs SMs while the op runs if it
-gets to run on some rank only after the op has begun: its kernels wait for each other, and so do the op's. A
-compiled graph shows what is in flight beside an op. Eager code does not. But NCCL counts a group's collectives,
-so an op leaves SMs to them as soon as there has been one.
+A collective that was started before a fused op, and is waited for behind it, needs SMs while the op runs if
+it gets to run on some rank only after the op has begun: its kernels wait for each other, and so do the op's.
+A compiled graph shows what is in flight beside an op. Eager code does not. But NCCL counts the collectives of
+a group, so an op leaves SMs to them as soon as there has been one.
 
-Counted are groups that all of the op's ranks are in. These ranks have issued the same collectives in one order,
-so that all of them come to the same answer at the same call. What a rank shares with others is known from the
-topology.
+Counted are groups that all of the op's ranks are in. These ranks have issued the same collectives in one
+order, so that all of them come to the same answer at the same call. What a rank shares with others is known
+from the topology.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def test_a_collective_of_the_group_in_flight() -> None:
 
 
 def _stress(rank: int, world: int, calls: int) -> None:
-    """Two groups, asynchronous plain collectives of both in flight, ranks and their hosts delayed at random."""
+    """Two groups, asynchronous plain collectives of both in flight, ranks and hosts delayed at random."""
     names = [nccl_group(world, seconds=60) for _ in range(2)]
     cases: list[Case] = [
         Gather((1024, 1024), (2048,), plan="mesh push chunk=256 reserve=16"),

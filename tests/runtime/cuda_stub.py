@@ -21,11 +21,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from flux_inductor.planning.problem import Layout
 from flux_inductor.runtime import cuda, engine
+from flux_inductor.runtime.bound import BoundCalls
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_memory import Need
 from flux_inductor.runtime.cuda_order import Notice, Order
 from flux_inductor.runtime.cuda_prepare import Prepared
 from flux_inductor.runtime.errors import FusedOpError, PeerTimeoutError
+from flux_inductor.runtime.groups import state_of
 
 WORLD = 2
 ALIGNMENT = 16
@@ -144,6 +146,7 @@ class StubGroup(CudaGroup):
         self._dead, self._over, self._reported = "", False, False
         self._generation, self._notices = StubGeneration(), StubNotices()  # type: ignore[assignment]
         self._agreed, self._order, self._next_look = set(), Order(), 0.0
+        self._bound, self._refused = state_of(name, BoundCalls), 0
         room = SimpleNamespace(covers=lambda need: True)
         self._memory = SimpleNamespace(workspace=self.workspace, capacity=room)  # type: ignore[assignment]
         self.compared: list[str] = []  # what the ranks have met for

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flux_inductor import ops  # noqa: F401  (registers the ops)
 from flux_inductor.runtime import cuda_group, cuda_memory, cuda_operands, cuda_order, cuda_watchdog
+from flux_inductor.runtime.bound import BoundCalls
 from flux_inductor.runtime.cuda_order import Notice, Order, notices_of
 from flux_inductor.runtime.errors import DeadGroupError, PeerLostError
 from flux_inductor.runtime.groups import state_of
@@ -98,6 +99,20 @@ def test_after_a_call_without_memory_ranks_meet(
     gather()
     assert len(group.compared) == 3
     assert (group._order.begun, group._dead) == (6, "")
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_call_that_is_refused_is_left_out(looks: bool, group: StubGroup) -> None:
+    """Also if the rank makes no other one."""
+    gather()
+    state_of(GROUP, BoundCalls).refused += 2
+    if looks:
+        group.look()
+        group.look()
+    else:
+        gather()
+    assert [(notice.call, notice.left_out) for notice in told(group)] == [(2, 2)]
+    assert (len(group.compared), group._order.counts()[:2]) == (1 + (not looks), [1 + (not looks), 2])
 
 
 def test_a_copy_or_a_term_without_memory(group: StubGroup, monkeypatch: pytest.MonkeyPatch) -> None:
