@@ -3,8 +3,8 @@
 The way of a graph, file by file: collectives.py lists its collectives; gather_site.py follows a gathered
 tensor forward to its matmuls and scatter_site.py a reduce_scatter back to its matmul, both by the structural
 rules of rows.py; decide.py turns what they found into a Problem and asks the strategy; rewrite_gather.py and
-rewrite_scatter.py replace the nodes; order.py pins the order of what communicates; fusion_pass.py is the
-whole as a pass of Inductor.
+rewrite_scatter.py replace the nodes; chain.py and order.py pin the order of all that communicates, and
+in_flight.py leaves room for collectives beside a fused op; fusion_pass.py is the whole as a pass of Inductor.
 """
 
 # From the repository's root, `import passes` would load a second copy of every class in here.

@@ -26,7 +26,10 @@ CODES: dict[str, tuple[str, bool]] = {
     "mixed-dtypes": ("the operands differ in dtype or device", True),
     "scaled-addmm": ("addmm with alpha or beta other than 1", True),
     "layouts": ("the gathered tensor is needed in two arrangements at once", True),
-    "operand-order": ("another operand of the matmul can only be computed after the gather", True),
+    "operand-order": (
+        "another operand of the matmul can only be computed after the gather, or a later collective",
+        True,
+    ),
     "not-divisible": ("a size does not divide by the number of ranks", True),
     "unknown-size": ("a symbolic size does not say what must be known", True),
     "group": ("the process group has no name here, or does not contain this rank", True),

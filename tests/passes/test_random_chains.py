@@ -14,13 +14,16 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._inductor.fx_passes.post_grad import view_to_reshape
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from flux_inductor.passes import fuse as fuse_module
+from flux_inductor.passes.chain import chain_of
 from flux_inductor.passes.decide import Setting
 from flux_inductor.passes.fuse import fuse
 from tests.passes.lockstep import assert_equivalent
@@ -28,6 +31,7 @@ from tests.passes.programs import wait
 from tests.passes.tracing import ALWAYS, cpu_topology, fake_group
 
 WORLD, DEPTH, COLUMNS = 3, 4, 5
+OTHER_GROUP = "1"
 SETTING = Setting(ALWAYS, cpu_topology)
 
 Step = Callable[[Tensor], Tensor]
@@ -36,6 +40,7 @@ Step = Callable[[Tensor], Tensor]
 @pytest.fixture(autouse=True, scope="module")
 def _group() -> Iterator[None]:
     with fake_group(WORLD):
+        assert dist.new_group(list(range(WORLD))).group_name == OTHER_GROUP
         yield
 
 
@@ -184,3 +189,88 @@ def test_scatter(data: st.DataObject, shape: list[int], added: str, summed: bool
     columns = COLUMNS * WORLD
     fused = check(program, torch.randn(*shape, DEPTH), torch.randn(DEPTH, columns), torch.randn(columns))
     assert fused or not (chain.plain and order == world_order)
+
+
+# ---------------------------------------------------------------- one order of all that communicates
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A program of collectives of two groups, in random order, some with matmuls far from them.
+
+    Args:
+        steps: each "gather", "multiply" (one that was gathered earlier), "scatter" or "all_reduce", and which
+            of the values so far it takes, for its operand and its weight.
+    """
+
+    steps: tuple[tuple[str, int, int], ...]
+
+    def __call__(self, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        """All values are [WORLD * DEPTH, DEPTH]; weights [DEPTH, DEPTH] are inputs, or made of values."""
+        collective, values, gathered = torch.ops._c10d_functional, [x], [x]
+        for number, (kind, operand, weight) in enumerate(self.steps):
+            value = values[operand % len(values)]
+            group = "0" if number % 3 else OTHER_GROUP
+            if kind == "gather":
+                gathered.append(wait(collective.all_gather_into_tensor(value[:DEPTH].relu(), WORLD, group)))
+            elif kind == "multiply":
+                made = values[weight % len(values)][:DEPTH].sin() if weight % 3 == 0 else w.cos()
+                values.append(gathered[operand % len(gathered)] @ made)
+            elif kind == "scatter":
+                part = wait(collective.reduce_scatter_tensor(value @ w.cos(), "sum", WORLD, group))
+                values.append(part.repeat(WORLD, 1))
+            else:
+                values.append(wait(collective.all_reduce(value, "sum", group)))
+        return (*values, *gathered)
+
+
+mixes = st.lists(
+    st.tuples(
+        st.sampled_from(["gather", "gather", "multiply", "multiply", "scatter", "all_reduce"]),
+        st.integers(0, 9),
+        st.integers(0, 9),
+    ),
+    min_size=4,
+    max_size=14,
+).map(lambda steps: Mix(tuple(steps)))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(mixes)
+def test_order_of_collectives(mix: Mix) -> None:
+    """That of the unfused program, but for fused gathers whose weights need a later collective."""
+    module = make_fx(mix, tracing_mode="fake")(torch.randn(WORLD * DEPTH, DEPTH), torch.randn(DEPTH, DEPTH))
+    view_to_reshape(module)  # type: ignore[no-untyped-call, unused-ignore]
+    module.graph.eliminate_dead_code()
+    before = copy.deepcopy(module)
+    orders: list[tuple[list[Node], list[Node]]] = []
+
+    def seen(graph: Graph, sequence: list[Node], fused: set[Node]) -> list[Node]:
+        chain = chain_of(graph, sequence, fused)
+        late = {
+            node
+            for number, node in enumerate(sequence)
+            if node in fused and ancestors(node) & set(sequence[number + 1 :])
+        }
+        orders.append(
+            ([one for one in sequence if one not in late], [one for one in chain if one not in late])
+        )
+        return chain
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fuse_module, "chain_of", seen)
+        records = fuse(module.graph, "inference 0", SETTING)
+    module.graph.lint()
+    assert_equivalent(before, GraphModule(module, module.graph), WORLD)
+    assert len(orders) == any(record.fused for record in records)
+    assert all(unfused == fused for unfused, fused in orders)
+
+
+def ancestors(node: Node) -> set[Node]:
+    found: set[Node] = set()
+    pending = [node]
+    while pending:
+        sources = set(pending.pop().all_input_nodes) - found
+        found |= sources
+        pending.extend(sources)
+    return found
