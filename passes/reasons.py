@@ -27,7 +27,7 @@ CODES: dict[str, tuple[str, bool]] = {
     "scaled-addmm": ("addmm with alpha or beta other than 1", True),
     "layouts": ("the gathered tensor is needed in two arrangements at once", True),
     "operand-order": (
-        "another operand of the matmul can only be computed after the gather, or a later collective",
+        "another operand can only be computed after the gather or a later collective",
         True,
     ),
     "not-divisible": ("a size does not divide by the number of ranks", True),
