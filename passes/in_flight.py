@@ -7,8 +7,8 @@ flight while the op runs. On a GPU it needs SMs, which the op's kernel holds unt
     rank 1: all_reduce starts, is waited for before the fused op, and never ends: rank 0 has no SM for it
 
 So either the op leaves it some SMs, or it is waited for first: whichever the cost model finds cheaper. A wait
-in another graph cannot move, so its collective gets SMs. Whoever asks for a number of SMs gets just that:
-if it is less than needed, waits move.
+in a later graph cannot move, so its collective gets SMs. What an earlier graph has started is waited for.
+Whoever asks for a number of SMs gets just that: if it is less than needed, waits move.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ class _Flight:
     collective: Collective
     wait: Node | None
 
+    @property
+    def started_before(self) -> bool:
+        """Whether another graph has started it."""
+        return self.collective.node.target is WAIT
+
 
 def make_room(
     graph: Graph,
@@ -87,7 +92,7 @@ def make_room(
     rooms: dict[Node, Room] = {}
     clock, ended = 0.0, 0
     # When each flight starts, by the clock of fused ops: those of earlier graphs have started before all.
-    started = {number: 0.0 for number, one in enumerate(flights) if one.collective.node.target is WAIT}
+    started = {number: 0.0 for number, one in enumerate(flights) if one.started_before}
     for node in chain:
         ended |= ended_before[node]
         started |= {n: clock for n, one in enumerate(flights) if one.collective.node is node}
@@ -131,29 +136,61 @@ def _ended_before(graph: Graph, flights: Sequence[_Flight]) -> dict[Node, int]:
 def _room(op: FusedOp, beside: list[_Flight], elapsed: list[float], setting: Setting) -> Room | None:
     asked = setting.options.reserve
     has = reserve_of(_topology(op, setting)) if asked is None else asked
-    needed = sms_for(beside)
-    if has >= needed:
+    if has >= _sms_for(beside):
         return None
-    waits = tuple(one.wait for one in beside if one.wait is not None)
-    names = ", ".join(sorted({one.collective.node.name for one in beside}))
-    if asked is not None:
-        note = f"{asked} SMs are reserved, as asked for, {needed} would be needed beside {names}"
-        return Room(op.decision, waits, f"{note}: waited for first" if waits else note)
+    # What an earlier graph has started has most likely ended: to wait for it costs next to nothing.
+    old = [one for one in beside if one.started_before]
+    new = [one for one in beside if not one.started_before]
+    if has < _sms_for(new):
+        since = [us for us, one in zip(elapsed, beside, strict=True) if one in new]
+        room = _kept_number(op, new, has) if asked is not None else _cheaper(op, new, since, setting)
+    else:
+        room = Room(op.decision, (), "")
+    if not old:
+        return room
+    note = f"{_names(old)} of an earlier graph is waited for first"
+    return Room(room.decision, (*room.waits, *_waits(old)), f"{room.note}; {note}" if room.note else note)
+
+
+def _kept_number(op: FusedOp, beside: list[_Flight], asked: int) -> Room:
+    """The SMs that the user asks for, and waits before the op in place of the others."""
+    waits, needed = _waits(beside), _sms_for(beside)
+    note = f"{asked} SMs are reserved, as asked for, where {_names(beside)} may need {needed}"
+    return Room(op.decision, waits, f"{note}: waited for first" if waits else note)
+
+
+def _cheaper(op: FusedOp, beside: list[_Flight], elapsed: list[float], setting: Setting) -> Room:
+    """SMs, or waits before the op."""
+    waits, needed = _waits(beside), _sms_for(beside)
+    movable = len(waits) == len(beside)
     roomy = _with_reserve(op, needed, setting, setting.options.strategy)
-    if not roomy.fused and len(waits) < len(beside):
+    if not roomy.fused and not movable:
         roomy = _with_reserve(op, needed, setting, "always")
-    for_sms = roomy.fused_us - op.decision.fused_us if roomy.fused else math.inf  # type: ignore[operator]
     for_wait = sum(
         max(_price(one, op.device, setting) - before, 0.0)
         for one, before in zip(beside, elapsed, strict=True)
     )
+    if roomy.fused:
+        assert roomy.fused_us is not None
+        assert op.decision.fused_us is not None
+        for_sms = roomy.fused_us - op.decision.fused_us
+    else:
+        for_sms = math.inf
     figures = f"predicted {for_sms:.0f} us for SMs against {for_wait:.0f} us for the wait"
-    if (len(waits) == len(beside) and for_wait < for_sms) or not roomy.fused:
-        return Room(op.decision, waits, f"{names} is waited for first: {figures}")
-    return Room(roomy, (), f"{needed} SMs are reserved for {names}: {figures}")
+    if not roomy.fused or (movable and for_wait < for_sms):
+        return Room(op.decision, waits, f"{_names(beside)} is waited for first: {figures}")
+    return Room(roomy, (), f"{needed} SMs are reserved for {_names(beside)}: {figures}")
 
 
-def sms_for(beside: Sequence[_Flight]) -> int:
+def _waits(flights: Sequence[_Flight]) -> tuple[Node, ...]:
+    return tuple(one.wait for one in flights if one.wait is not None)
+
+
+def _names(flights: Sequence[_Flight]) -> str:
+    return ", ".join(sorted({one.collective.node.name for one in flights}))
+
+
+def _sms_for(beside: Sequence[_Flight]) -> int:
     """SMs that collectives in flight need. Those of one group run one after the other."""
     groups = {one.collective.group for one in beside}
     return min(int(KERNEL.reserve.value) * len(groups), MOST_RESERVE)

@@ -24,6 +24,7 @@ def across_groups(pair: dist.ProcessGroup, *args: Tensor) -> tuple[Tensor, Tenso
     """A pair of one group beside an all_reduce of another, which does not depend on it."""
     x, x1, x2, w, v, y, y1, y2, u = args
     product = gather(x @ x1 @ x2, 0, pair) @ w
+    assert dist.group.WORLD is not None
     total: Tensor = funcol.all_reduce(y @ y1 @ y2, "sum", dist.group.WORLD)
     return product @ v, total @ u
 
