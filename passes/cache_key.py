@@ -16,8 +16,8 @@ from flux_inductor.planning.strategy import engines
 
 _PACKAGE = Path(flux_inductor.__file__).parent
 # Variables by which launchers tell how the ranks are laid out over hosts: the topology follows from it.
-# Not all launchers do, and a key must not wait for peers to say where they run: they may compile later, or wait
-# for this rank before. So a graph may be found by ranks that are laid out otherwise; engines notice it when
+# Not all launchers do, and a key must not wait for peers to say where they run: they may compile later, or
+# wait for this rank. So a graph may be found by ranks that are laid out otherwise; engines notice it when
 # the ranks first meet (see runtime/cpu.py).
 _LAYOUT = (
     *("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),  # torchrun
