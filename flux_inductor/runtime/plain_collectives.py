@@ -7,12 +7,13 @@ a group, so an op leaves SMs to them as soon as there has been one.
 
 Counted are groups that all of the op's ranks are in. These ranks have issued the same collectives in one
 order, so that all of them come to the same answer at the same call. What a rank shares with others is known
-from the topology.
+from the topology. An op that runs unfused waits for its collective at once, so that this one does not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch.distributed as dist
 
@@ -27,11 +28,17 @@ class _Counters:
 
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
         self.seen = 0
+        self.own = 0  # collectives of the group's ops
         self.groups = 0
         self.read: list[Callable[[], int]] = []
 
     def close(self) -> None:
         self.read.clear()
+
+
+def count_own(group: str) -> None:
+    """An op has run a collective of `group` itself."""
+    state_of(group, _Counters).own += 1
 
 
 def communicators_seen(group: str) -> int:
@@ -48,9 +55,13 @@ def communicators_seen(group: str) -> int:
 
 def _counters_around(group: dist.ProcessGroup) -> list[Callable[[], int]]:
     ranks = set(dist.get_process_group_ranks(group))
-    counters = []
+    counters: list[Callable[[], int]] = []
     for other in torch_private.all_groups():
         counter = torch_private.collective_counter(other)
         if counter is not None and ranks <= set(dist.get_process_group_ranks(other)):
-            counters.append(counter)
+            counters.append(partial(_plain, counter, state_of(other.group_name, _Counters)))
     return counters
+
+
+def _plain(counter: Callable[[], int], known: _Counters) -> int:
+    return counter() - known.own
