@@ -23,6 +23,7 @@ from flux_inductor.runtime.errors import WorkspaceError
 
 _ALIGNMENT = 2 << 20  # bytes; pages of device memory
 _WORDS = 2  # 32-bit words in a signal
+_LINE = 16  # signals in a cache line, at which own words begin
 _PAUSE_S = 0.05  # between looks whether captures have ended
 
 Result = TypeVar("Result")
@@ -132,8 +133,13 @@ def outside_of_pools(device: torch.device, make: Callable[[], Result]) -> Result
     return made[0]
 
 
+def _words_begin(capacity: Need) -> int:
+    signals: int = kernels.symmetric_signals(capacity.signals)
+    return -(-signals // _LINE) * _LINE
+
+
 def _own_words(signals: Tensor, capacity: Need) -> Tensor:
-    words: Tensor = signals[kernels.symmetric_signals(capacity.signals) :].view(torch.int32)
+    words: Tensor = signals[_words_begin(capacity) :].view(torch.int32)
     return words[: kernels.own_words(capacity.counters)]
 
 
@@ -142,9 +148,7 @@ def _make(place: Place, capacity: Need) -> CudaMemory:
     own = -(-kernels.own_words(capacity.counters) // _WORDS)
     try:
         slots = torch_private.symmetric_empty(2 * capacity.slot_bytes, torch.uint8, place.device)
-        signals = torch_private.symmetric_empty(
-            kernels.symmetric_signals(capacity.signals) + own, torch.int64, place.device
-        )
+        signals = torch_private.symmetric_empty(_words_begin(capacity) + own, torch.int64, place.device)
         signals.zero_()
         torch.cuda.synchronize(place.device)
     except RuntimeError as error:  # out of memory among them

@@ -14,10 +14,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flux_inductor import ops  # noqa: F401  (registers the ops)
-from flux_inductor.runtime import cuda_group, cuda_memory, cuda_operands, cuda_order, cuda_watchdog
+from flux_inductor.runtime import (
+    cuda_group,
+    cuda_memory,
+    cuda_operands,
+    cuda_order,
+    cuda_watchdog,
+    torch_private,
+)
 from flux_inductor.runtime.bound import BoundCalls
+from flux_inductor.runtime.cuda_memory import Need, Place
 from flux_inductor.runtime.cuda_order import Notice, Order, notices_of
-from flux_inductor.runtime.errors import DeadGroupError, PeerLostError
+from flux_inductor.runtime.errors import DeadGroupError, PeerLostError, WorkspaceError
 from flux_inductor.runtime.groups import state_of
 from tests.ranks import run_ranks
 from tests.runtime import cuda_stub
@@ -276,6 +284,76 @@ def test_groups_may_come_while_the_watchdog_looks(monkeypatch: pytest.MonkeyPatc
     adding.join()
     assert looks == [first]
     assert second in cuda_watchdog._groups
+
+
+@pytest.mark.parametrize("signals", [0, 3, 8, 100])
+def test_own_words_lie_behind_the_signals(signals: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On cache lines of their own, and all of them; everything is zero before the ranks meet again."""
+    made: dict[str, Any] = {}
+
+    class Kernels:
+        allow_beside_captures = staticmethod(lambda: None)
+        symmetric_signals = staticmethod(lambda count: 16 + 2 * count)
+        own_words = staticmethod(lambda counters: 33 + counters)
+
+        def Workspace(self, **arguments: Any) -> object:
+            made.update(arguments)
+            return self
+
+    def empty(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.full((count,), 7, dtype=dtype)
+
+    monkeypatch.setattr(cuda_memory, "kernels", Kernels())
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch_private, "symmetric_empty", empty)
+    monkeypatch.setattr(torch_private, "symmetric_addresses", lambda tensor, group: [tensor.data_ptr()])
+    met: list[str] = []
+
+    def meet(text: str) -> list[str]:
+        met.append(text)
+        return [text]
+
+    device = torch.device("cuda", 0)
+    place = Place("0", 0, 1, device, torch.zeros(24, dtype=torch.uint8), 1, meet)
+    memory = cuda_memory.make_memory(place, Need(64, signals, counters=5))
+    assert met == ["", ""]
+    offset = made["own_words"] - memory.signals.data_ptr()
+    assert offset % 128 == 0
+    assert offset >= 8 * (16 + 2 * signals)
+    assert memory.own_words.data_ptr() == made["own_words"]
+    assert memory.own_words.numel() == 38
+    assert not memory.signals.any()
+
+
+def test_a_workspace_that_does_not_come_up_on_one_rank_comes_up_on_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Kernels:
+        allow_beside_captures = staticmethod(lambda: None)
+        symmetric_signals = own_words = staticmethod(lambda count: 16)
+
+        def Workspace(self, **arguments: Any) -> object:
+            raise RuntimeError("copy stream: out of memory")
+
+    monkeypatch.setattr(cuda_memory, "kernels", Kernels())
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(
+        torch_private, "symmetric_empty", lambda count, dtype, device: torch.empty(count, dtype=dtype)
+    )
+    monkeypatch.setattr(torch_private, "symmetric_addresses", lambda tensor, group: [0])
+    told: list[str] = []
+
+    def meet(text: str) -> list[str]:
+        told.append(text)
+        return ["", text]
+
+    device = torch.device("cuda", 0)
+    place = Place("0", 0, 2, device, torch.zeros(24, dtype=torch.uint8), 1, meet)
+    with pytest.raises(WorkspaceError, match="on rank 1: RuntimeError: copy stream: out of memory"):
+        cuda_memory.make_memory(place, Need(64, 1, 1))
+    assert told == ["", "RuntimeError: copy stream: out of memory"]  # the others wait for this
 
 
 def test_memory_is_made_in_no_pool_and_no_mode(monkeypatch: pytest.MonkeyPatch) -> None:
