@@ -1,6 +1,7 @@
 #include "workspace.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <stdexcept>
 #include <string_view>
@@ -31,9 +32,11 @@ unsigned long long capture_of(cudaStream_t stream) {
   return status == cudaStreamCaptureStatusActive ? id : 0;
 }
 
-// Differs for any two streams that the process ever has.
-unsigned long long id_of(cudaStream_t stream) {
-  unsigned long long id = 0;
+// Differs for any two streams that the process ever has. A stream that is captured cannot be asked
+// for its number, but it cannot be destroyed before the capture's end either: its handle will do.
+unsigned long long id_of(cudaStream_t stream, bool captured) {
+  unsigned long long id = reinterpret_cast<std::uintptr_t>(stream);
+  if (captured) return id;
   check_cuda(cudaStreamGetId(stream, &id), "cudaStreamGetId");
   return id;
 }
@@ -125,7 +128,7 @@ Succession Workspace::succession(Turn turn, Epoch const* last_copied) const {
 }
 
 Workspace::Turn Workspace::begin(cudaStream_t stream, Op op, int signals_per_rank) {
-  unsigned long long capture = capture_of(stream), id = id_of(stream);
+  unsigned long long capture = capture_of(stream), id = id_of(stream, capture != 0);
   bool first_of_graph = capture != 0 && capture != captured_.capture;
   Turn mine{0, capture != 0};
   // Eager calls on one side and those of a capture on the other cannot wait for each other; the
