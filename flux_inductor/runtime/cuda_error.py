@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flux_inductor.runtime.cuda_kernels import kernels
-from flux_inductor.runtime.errors import FusedOpError, MismatchError, PeerTimeoutError
+from flux_inductor.runtime.errors import REMEDY, FusedOpError, MismatchError, PeerTimeoutError
 
 _OPS = {1: "all_gather_matmul", 2: "matmul_reduce_scatter"}
 PAST_USE = (
@@ -36,6 +38,25 @@ def what_failed(record: Record, group: str, rank: int, limit_s: float) -> FusedO
         f"{where} waited {limit_s:g} s for {what}: its signal shows epoch {seen}, expected {expected}. "
         f"{PAST_USE} If the rank is only slow, raise the time-out of the process group."
     )
+
+
+def unlike_calls(group: str, rank: int, own: list[Any], peer: int, theirs: list[Any]) -> MismatchError:
+    """For ranks that are about to begin different calls, or have begun different ones before.
+
+    Args:
+        own, theirs: the descriptor of the call that comes next, and `cuda_order.Order.counts`.
+    """
+    return MismatchError(
+        f"rank {rank} of group {group!r} does not match rank {peer}.\n"
+        f"  rank {rank}: {_described(*own)}\n"
+        f"  rank {peer}: {_described(*theirs)}\n"
+        "All ranks of a group must run the same fused ops in one order; if these two are the same, an earlier "
+        f"call differed. {REMEDY}"
+    )
+
+
+def _described(descriptor: str, begun: int, left_out: int, _: int) -> str:
+    return f"call {begun + 1}, {descriptor}" + (f", after {left_out} that failed" if left_out else "")
 
 
 def unfinished(group: str, rank: int) -> FusedOpError:

@@ -15,14 +15,14 @@ import secrets
 import threading
 import time
 from hashlib import sha256
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from flux_inductor.runtime import cuda_memory, cuda_watchdog, groups, torch_private
 from flux_inductor.runtime.bound import BoundCalls
-from flux_inductor.runtime.cuda_error import PAST_USE, unfinished, what_failed
+from flux_inductor.runtime.cuda_error import PAST_USE, unfinished, unlike_calls, what_failed
 from flux_inductor.runtime.cuda_kernels import kernels, prepare_all, require_kernels
 from flux_inductor.runtime.cuda_memory import CudaMemory, Need, Place, make_memory
 from flux_inductor.runtime.cuda_order import Notice, Notices, Order, notices_of
@@ -31,7 +31,6 @@ from flux_inductor.runtime.errors import (
     REMEDY,
     DeadGroupError,
     FusedOpError,
-    MismatchError,
     PeerLostError,
 )
 from flux_inductor.runtime.generation import Generation
@@ -40,18 +39,6 @@ _EAGER = 1  # what a workspace returns for a call that is on the device
 _LOOK_PERIOD_S = 0.1  # for peers that cannot come any more, while this rank waits for them
 
 _log = logging.getLogger("flux_inductor")
-
-
-def _capturing() -> bool:
-    try:
-        return torch.cuda.is_current_stream_capturing()
-    except RuntimeError:  # the context is broken
-        return False
-
-
-def _never_free(kept: object) -> None:
-    """It goes with the process: by one reference that nobody gives back."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 class CudaGroup:
@@ -132,7 +119,9 @@ class CudaGroup:
         Raises:
             ValueError: the call is being captured into a CUDA graph, and ranks have to meet before it.
         """
-        if (prepared.descriptor not in self._agreed or self._order.in_doubt) and _capturing():
+        if (
+            prepared.descriptor not in self._agreed or self._order.in_doubt
+        ) and torch_private.capturing_here():
             raise ValueError(
                 f"{prepared.descriptor} is captured into a CUDA graph, but rank {self.rank} never ran it, or "
                 "a rank has left out a call since. Ranks agree on a call and make room for it at its first "
@@ -160,7 +149,7 @@ class CudaGroup:
             except Exception as error:
                 # This rank is a call behind now: its next one could write what a peer still reads (rule R6).
                 # Nothing of a capture has run yet.
-                if not _capturing():
+                if not torch_private.capturing_here():
                     self.fail(f"{op} could not be started: {error}", self._order.begun + 1)
                 raise
             if ran == _EAGER:
@@ -174,7 +163,7 @@ class CudaGroup:
         The group lives on if all ranks leave it out; see cuda_order.py.
         """
         with self.lock:
-            if self._dead or self._state.value or _capturing():
+            if self._dead or self._state.value or torch_private.capturing_here():
                 return  # nothing of a capture has run
             self._order.leave_out()
             why = f"{prepared.descriptor} could not begin there ({type(error).__name__}: {error})"
@@ -286,34 +275,18 @@ class CudaGroup:
         self._over = True
         if not groups.ending():
             self._generation.leave()
-        kept: list[object] = [*self._memories(), self._errors]  # waits look at the record
-        memories = len(kept) - 1
-        self._memory = None
-        self._kept.clear()
-        if not memories:
-            return
-        if not healthy or groups.ending():
-            # A kernel may still use it, or the context is gone, and to free it would end the process badly.
-            _never_free(kept)
-        elif cuda_memory.capturing(self.device):  # which a synchronisation would break
-            cuda_memory.free_after_captures(self.device, kept, _never_free)
-        elif not cuda_memory.drained(self.device):
-            _never_free(kept)
+        memories = self._memories()
+        self._memory, self._kept = None, []
+        if memories:
+            # The record, too: waits look at it.
+            cuda_memory.free([*memories, self._errors], self.device, healthy and not groups.ending())
 
     def _compare(self, descriptor: str) -> None:
         counts = [descriptor, *self._order.counts()]
         texts = self._meet(json.dumps([*counts, secrets.token_hex(8)]))
         for peer, text in enumerate(texts):
-            theirs = json.loads(text)[:-1]
-            if theirs == counts:
-                continue
-            raise MismatchError(
-                f"rank {self.rank} of group {self.name!r} does not match rank {peer}.\n"
-                f"  rank {self.rank}: {_described(counts)}\n"
-                f"  rank {peer}: {_described(theirs)}\n"
-                "All ranks of a group must run the same fused ops in one order; if these two are the same, "
-                f"an earlier call differed. {REMEDY}"
-            )
+            if (theirs := json.loads(text)[:-1]) != counts:
+                raise unlike_calls(self.name, self.rank, counts, peer, theirs)
         if self._notices is None:  # under a key that no other making of the group has
             key = sha256("".join(texts).encode()).hexdigest()[:16]
             self._notices = notices_of(torch_private.default_store(), key, self.rank)
@@ -341,8 +314,3 @@ class CudaGroup:
         self._next_look = time.monotonic() + _LOOK_PERIOD_S
         if (error := self._listen()) is not None:
             raise error
-
-
-def _described(counts: list[Any]) -> str:
-    descriptor, begun, left_out, _ = counts
-    return f"call {begun + 1}, {descriptor}" + (f", after {left_out} that failed" if left_out else "")

@@ -8,6 +8,7 @@ chosen by thread or by stream.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from flux_inductor.runtime.errors import WorkspaceError
 _ALIGNMENT = 2 << 20  # bytes; pages of device memory
 _WORDS = 2  # 32-bit words in a signal
 _LINE = 16  # signals in a cache line, at which own words begin
+_THREAD = "flux_inductor memory"
 _PAUSE_S = 0.05  # between looks whether captures have ended
 
 Result = TypeVar("Result")
@@ -125,7 +127,7 @@ def outside_of_pools(device: torch.device, make: Callable[[], Result]) -> Result
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="flux_inductor memory", daemon=True)
+    thread = threading.Thread(target=run, name=_THREAD, daemon=True)
     thread.start()
     thread.join()
     if errors:
@@ -200,14 +202,25 @@ def drained(device: torch.device) -> bool:
     return True
 
 
-def free_after_captures(device: torch.device, kept: list[object], never: Callable[[object], None]) -> None:
-    """Empties `kept` once no capture would break by that and the device is idle; or passes it to `never`."""
+def free(kept: list[object], device: torch.device, usable: bool) -> None:
+    """Drops the references in `kept`, the last ones, once the device is idle. A capture is not disturbed.
 
-    def run() -> None:
-        while capturing(device):
-            time.sleep(_PAUSE_S)
-        if not drained(device):
-            never(list(kept))
-        kept.clear()
+    Args:
+        usable: whether the device can still be used. If not, to free anything would end the process badly.
+    """
+    if usable and capturing(device):
+        threading.Thread(target=_free_later, args=(kept, device), name=_THREAD, daemon=True).start()
+    elif not usable or not drained(device):
+        _never_free(kept)
 
-    threading.Thread(target=run, name="flux_inductor memory", daemon=True).start()
+
+def _free_later(kept: list[object], device: torch.device) -> None:
+    while capturing(device):
+        time.sleep(_PAUSE_S)
+    if not drained(device):
+        _never_free(kept)
+
+
+def _never_free(kept: object) -> None:
+    """It goes with the process: by one reference that nobody gives back."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

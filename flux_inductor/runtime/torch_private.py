@@ -136,6 +136,14 @@ def symmetric_addresses(tensor: torch.Tensor, group: str) -> list[int]:
     return [address + offset for address in handle.buffer_ptrs]
 
 
+def capturing_here() -> bool:
+    """Whether the current stream is being captured into a CUDA graph."""
+    try:
+        return torch.cuda.is_current_stream_capturing()
+    except RuntimeError:  # the context is broken
+        return False
+
+
 @cache
 def pool_streams(device: int) -> list[int]:
     """The handles of the streams that torch hands out on a device in turn, and never destroys."""
