@@ -50,13 +50,22 @@ def unlike_calls(group: str, rank: int, own: list[Any], peer: int, theirs: list[
         f"rank {rank} of group {group!r} does not match rank {peer}.\n"
         f"  rank {rank}: {_described(*own)}\n"
         f"  rank {peer}: {_described(*theirs)}\n"
-        "All ranks of a group must run the same fused ops in one order; if these two are the same, an earlier "
-        f"call differed. {REMEDY}"
+        "All ranks of a group must run the same fused ops in one order; if these two are the same, an "
+        f"earlier call differed. {REMEDY}"
     )
 
 
 def _described(descriptor: str, begun: int, left_out: int, _: int) -> str:
     return f"call {begun + 1}, {descriptor}" + (f", after {left_out} that failed" if left_out else "")
+
+
+def not_prepared(descriptor: str, rank: int) -> ValueError:
+    """For a call that ranks must meet for, in a capture."""
+    return ValueError(
+        f"{descriptor} is captured into a CUDA graph, but rank {rank} never ran it, or a rank has left out a "
+        "call since. Ranks agree on a call and make room for it at its first run, and a capture cannot wait "
+        "for other ranks: run the function once with the same shapes before capturing it."
+    )
 
 
 def unfinished(group: str, rank: int) -> FusedOpError:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from flux_inductor.runtime import cuda_memory, cuda_watchdog, groups, torch_private
 from flux_inductor.runtime.bound import BoundCalls
-from flux_inductor.runtime.cuda_error import PAST_USE, unfinished, unlike_calls, what_failed
+from flux_inductor.runtime.cuda_error import PAST_USE, not_prepared, unfinished, unlike_calls, what_failed
 from flux_inductor.runtime.cuda_kernels import kernels, prepare_all, require_kernels
 from flux_inductor.runtime.cuda_memory import CudaMemory, Need, Place, make_memory
 from flux_inductor.runtime.cuda_order import Notice, Notices, Order, notices_of
@@ -92,10 +92,7 @@ class CudaGroup:
             )
 
     def _settle_on(self, device: torch.device) -> None:
-        size = kernels.ERROR_RECORD_BYTES
-        self._errors = cuda_memory.outside_of_pools(
-            device, lambda: torch.zeros(size, dtype=torch.uint8).pin_memory()
-        )
+        self._errors = cuda_memory.make_error_record(device)
         self._state = ctypes.c_uint32.from_address(self._errors.data_ptr())
         with torch.cuda.device(device):
             prepare_all()
@@ -119,15 +116,10 @@ class CudaGroup:
         Raises:
             ValueError: the call is being captured into a CUDA graph, and ranks have to meet before it.
         """
-        if (
-            prepared.descriptor not in self._agreed or self._order.in_doubt
-        ) and torch_private.capturing_here():
-            raise ValueError(
-                f"{prepared.descriptor} is captured into a CUDA graph, but rank {self.rank} never ran it, or "
-                "a rank has left out a call since. Ranks agree on a call and make room for it at its first "
-                "run, and a capture cannot wait for other ranks: run the function once with the same shapes "
-                "before capturing it."
-            )
+        if prepared.descriptor in self._agreed and not self._order.in_doubt:
+            return
+        if torch_private.capturing_here():
+            raise not_prepared(prepared.descriptor, self.rank)
 
     def run(self, prepared: Prepared, op: str, *operands: object) -> None:
         """Puts a call on the current stream; `op` is the name of the workspace's method.
@@ -171,11 +163,11 @@ class CudaGroup:
 
     def _count_refused(self) -> None:
         """What this rank has refused before an engine saw it is left out as well."""
-        if self._refused == self._bound.refused:
+        refused = self._bound.refused - self._refused
+        if not refused:
             return
-        while self._refused < self._bound.refused:
-            self._refused += 1
-            self._order.leave_out()
+        self._refused += refused
+        self._order.leave_out(refused)
         self._tell("a call was refused there, whose error says why", self._order.begun + 1, dead=False)
 
     def _tell(self, why: str, call: int, dead: bool) -> None:

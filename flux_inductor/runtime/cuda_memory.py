@@ -114,6 +114,12 @@ def make_memory(place: Place, capacity: Need) -> CudaMemory:
     return outside_of_pools(place.device, lambda: _make(place, capacity))
 
 
+def make_error_record(device: torch.device) -> Tensor:
+    """Pinned host memory, which kernels write when a wait fails; zero at first."""
+    size = kernels.ERROR_RECORD_BYTES
+    return outside_of_pools(device, lambda: torch.zeros(size, dtype=torch.uint8).pin_memory())
+
+
 def outside_of_pools(device: torch.device, make: Callable[[], Result]) -> Result:
     """What `make` returns when another thread calls it, where no memory pool, and no mode, is in use."""
     made: list[Result] = []

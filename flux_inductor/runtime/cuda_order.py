@@ -80,8 +80,8 @@ class Order:
         self._digest = crc32(token, self._digest)
         self.begun += 1
 
-    def leave_out(self) -> None:
-        self.left_out += 1
+    def leave_out(self, calls: int = 1) -> None:
+        self.left_out += calls
 
     def settle(self) -> None:
         """All ranks have the same counts."""
