@@ -191,13 +191,18 @@ def stubbed(patch: pytest.MonkeyPatch) -> Iterator[None]:
     patch.delenv(engine.ENGINE_VARIABLE, raising=False)
     make_group()
     try:
-        patch.setattr(engine, "is_fake", lambda group: False)
-        patch.setattr(engine, "_fused_engine", lambda device: cuda.CudaEngine())
-        patch.setattr(cuda, "CudaGroup", StubGroup)
-        patch.setattr(cuda, "current_cuda_device", lambda: 0)
-        patch.setattr(cuda, "empty_strided_cuda", empty_strided)
-        patch.setattr(cuda, "prepare_gather", _prepare_gather)
-        patch.setattr(cuda, "prepare_scatter", _prepare_scatter)
+        stub_engine(patch, StubGroup)
         yield
     finally:
         dist.destroy_process_group()
+
+
+def stub_engine(patch: pytest.MonkeyPatch, group: type[StubGroup]) -> None:
+    """Fused ops on the CPU run on the CUDA engine, on the stub."""
+    patch.setattr(engine, "is_fake", lambda group: False)
+    patch.setattr(engine, "_fused_engine", lambda device: cuda.CudaEngine())
+    patch.setattr(cuda, "CudaGroup", group)
+    patch.setattr(cuda, "current_cuda_device", lambda: 0)
+    patch.setattr(cuda, "empty_strided_cuda", empty_strided)
+    patch.setattr(cuda, "prepare_gather", _prepare_gather)
+    patch.setattr(cuda, "prepare_scatter", _prepare_scatter)
