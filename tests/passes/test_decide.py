@@ -45,15 +45,21 @@ def test_a_group_beside_others_leaves_multiprocessors_to_them(options: Options, 
     assert (plan.fused, plan.reserve) == (True, reserve)
 
 
-def test_ops_called_by_name_leave_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_plan, "topology_of", detected)
+    monkeypatch.setattr(auto_plan, "communicators_seen", lambda group: 0)
+
+
+@pytest.mark.usefixtures("_without_a_process_group")
+def test_ops_called_by_name_leave_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "reserve=8" in str(auto_plan._plan(PROBLEM, "tp", "cuda"))
     monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS", "0")
     assert "reserve" not in str(auto_plan._plan(PROBLEM, "tp", "cuda"))
 
 
+@pytest.mark.usefixtures("_without_a_process_group")
 def test_a_written_topology_is_that_of_groups_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_plan, "topology_of", detected)
     monkeypatch.setenv("FLUX_INDUCTOR_TOPOLOGY", "cuda ranks=4 link=nvlink")
     assert "reserve=8" in str(auto_plan._plan(PROBLEM, "tp", "cuda"))
     monkeypatch.setenv("FLUX_INDUCTOR_TOPOLOGY", "cuda ranks=2 link=nvlink")
