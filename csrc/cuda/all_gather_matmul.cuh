@@ -44,9 +44,7 @@ struct AllGatherMatmulTraits {
   static_assert(Kernel::SharedStorageSize <= kSharedMemory);
 
   static TileOrder order(AllGatherMatmul const& p) {
-    constexpr Tile tile = Config::tile;
-    return TileOrder({p.world, p.rank, p.strips, ceil_div(p.rows, tile.m), ceil_div(p.n, tile.n),
-                      tile.cluster_m, tile.cluster_n, p.group});
+    return gather_order(Config::tile, p.world, p.rank, p.strips, p.rows, p.n, p.group);
   }
 
   static Gate gate(AllGatherMatmul const& p) {

@@ -1,8 +1,8 @@
 // all_gather + matmul: host interface of the kernels.
 #pragma once
 
+#include "core/gather_schedule.h"
 #include "error_record.h"
-#include "gather_chunks.h"
 #include "kernel_registry.h"
 #include "succession.h"
 
@@ -36,10 +36,10 @@ struct AllGatherMatmul {
   uint64_t wait_limit_ns;
   ErrorRecord* errors;
 
-  // As a rank sees them, who receives its left-hand neighbour's shard last.
-  GatherChunks chunks_at(int receiver) const {
-    return GatherChunks(rows, rows_per_chunk, last_rows, slices, k, (receiver + world - 1) % world);
+  GatherTransfers transfers() const {
+    return {world, rank, rows, k, rows_per_chunk, last_rows, slices};
   }
+  GatherChunks chunks_at(int receiver) const { return transfers().chunks_at(receiver); }
 };
 
 using AllGatherMatmulKernel = KernelEntry<AllGatherMatmul>;

@@ -116,34 +116,10 @@ void bind_module(py::module_& m) {
 
   m.def("gather_signals_per_shard",
         [](AllGatherMatmul const& p) { return p.chunks_at(p.rank).signals_per_shard(); });
-  py::class_<ScatterChunk>(m, "ScatterChunk")
-      .def_readonly("part", &ScatterChunk::part)
-      .def_readonly("index", &ScatterChunk::index)
-      .def_readonly("first_row", &ScatterChunk::first_row)
-      .def_readonly("last_row", &ScatterChunk::last_row)
-      .def_readonly("first_column", &ScatterChunk::first_column)
-      .def_readonly("last_column", &ScatterChunk::last_column)
-      .def_readonly("tiles", &ScatterChunk::tiles);
-  m.def("scatter_chunks",
-        [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p) {
-          return scatter_chunks(p, kernel.tile);
-        });
   m.def("scatter_chunks_per_part",
         [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p) {
-          return scatter_chunks_per_part(p, kernel.tile);
-        });
-  // (part, chunk) of every cluster, by the claim that gets it.
-  m.def("claim_order",
-        [](MatmulReduceScatterKernel const& kernel, MatmulReduceScatter const& p, int clusters) {
-          TileOrder parts = scatter_order(p, kernel.tile);
-          ScatterChunks chunks(parts, p.chunk_columns);
-          TileOrder order = claim_order(p, parts, chunks, clusters);
-          std::vector<std::pair<int, int>> places;
-          for (int claim = 0; claim < order.clusters(); ++claim) {
-            TilePlace place = order.at(claim, 0, 0);
-            places.emplace_back(place.part, chunks.chunk_of(order, place.strip, place.m, place.n));
-          }
-          return places;
+          ScatterSchedule schedule = p.schedule(kernel.tile);
+          return schedule.chunks(schedule.parts()).per_part();
         });
   m.def("push_shard", [](AllGatherMatmul const& p, Addresses const& gathered,
                          Addresses const& signals, Address stream) {

@@ -13,7 +13,7 @@
 
 #include "cute/arch/cluster_sm90.hpp"
 #include "cutlass/arch/barrier.h"
-#include "tile_order.h"
+#include "core/tile_order.h"
 
 namespace flux_inductor::cuda {
 

@@ -50,13 +50,8 @@ void wait_for_counter(uint32_t* counter, uint32_t at_least, cudaStream_t stream)
              "cuStreamWaitValue32");
 }
 
-// Rows and columns of a shard, in every strip.
-struct Block {
-  int first_row, last_row;
-  int first_column, last_column;
-};
-
-void push_block(AllGatherMatmul const& p, void* gathered, Block const& block, cudaStream_t stream) {
+void push_block(AllGatherMatmul const& p, void* gathered, GatherCopy const& block,
+                cudaStream_t stream) {
   int64_t first = int64_t(block.first_row) * p.k + block.first_column;
   int64_t rows = block.last_row - block.first_row;
   int64_t from_strip = p.own_strip_stride, to_strip = int64_t(p.world) * p.rows * p.k;
@@ -73,59 +68,36 @@ void push_block(AllGatherMatmul const& p, void* gathered, Block const& block, cu
   }
 }
 
-Epoch* signals_of(AllGatherMatmul const& p, ShardPush const& push, int peer) {
-  return push.signals[peer] + p.rank * p.chunks_at(peer).signals_per_shard();
-}
-// Peers in the order in which they are sent to.
-int gather_peer(AllGatherMatmul const& p, int distance) {
-  return (p.rank - distance + p.world) % p.world;
-}
-
 }  // namespace
 
 void push_shard(AllGatherMatmul const& p, ShardPush const& push, cudaStream_t stream) {
   if (p.own_row_stride != p.k)
     throw std::invalid_argument("push_shard: the rows of the shard must be contiguous");
-  for (int distance = 1; distance < p.world; ++distance) {
-    int peer = gather_peer(p, distance);
-    GatherChunks chunks = p.chunks_at(peer);
-    Epoch* signals = signals_of(p, push, peer);
-    Cut const& cut = chunks.cut_of(p.rank);
-    for (int chunk = 0; chunk < cut.chunks(); ++chunk) {
-      Block rows{cut.begin(chunk), cut.end(chunk), 0, p.k};
-      if (!chunks.sliced(p.rank, rows.first_row)) {
-        push_block(p, push.gathered[peer], rows, stream);
-        send_signal(signals + chunk, p.epoch, stream);
-        continue;
-      }
-      for (int slice = 0; slice < chunks.slices(); ++slice) {
-        rows.first_column = slice * chunks.steps_per_slice() * GatherChunks::kStepDepth;
-        rows.last_column =
-            std::min(p.k, (slice + 1) * chunks.steps_per_slice() * GatherChunks::kStepDepth);
-        push_block(p, push.gathered[peer], rows, stream);
-        send_signal(signals + chunk + slice, p.epoch, stream);
-      }
-    }
-  }
+  p.transfers().each_copy([&](GatherCopy const& copy) {
+    push_block(p, push.gathered[copy.peer], copy, stream);
+    send_signal(push.signals[copy.peer] + copy.signal, p.epoch, stream);
+  });
 }
 
 Epoch const* last_signal(AllGatherMatmul const& p, ShardPush const& push) {
-  int peer = gather_peer(p, p.world - 1);
+  int peer = p.transfers().peer(p.world - 1);
   GatherChunks chunks = p.chunks_at(peer);
   int last_row = chunks.cut_of(p.rank).end(chunks.cut_of(p.rank).chunks() - 1) - 1;
-  return signals_of(p, push, peer) + chunks.signal_of(p.rank, last_row, chunks.slices() - 1);
+  return push.signals[peer] + p.rank * chunks.signals_per_shard() +
+         chunks.signal_of(p.rank, last_row, chunks.slices() - 1);
 }
 
 void push_partials(MatmulReduceScatter const& p, Tile const& tile, PartialsPush const& push,
                    cudaStream_t stream) {
-  int chunks = scatter_chunks_per_part(p, tile);
-  for (ScatterChunk const& chunk : scatter_chunks(p, tile)) {
+  ScatterSchedule schedule = p.schedule(tile);
+  int chunks = schedule.chunks(schedule.parts()).per_part();
+  schedule.each_chunk([&](ScatterChunk const& chunk) {
     wait_for_counter(p.counters + chunk.part * chunks + chunk.index, chunk.tiles, stream);
     int64_t first = int64_t(chunk.first_row) * p.n + chunk.first_column;
     copy_matrix(at(push.partials[chunk.part], first), p.n, at(p.parts[chunk.part], first), p.n,
                 chunk.last_column - chunk.first_column, chunk.last_row - chunk.first_row, stream);
     send_signal(push.arrived[chunk.part] + p.rank * chunks + chunk.index, p.epoch, stream);
-  }
+  });
 }
 
 }  // namespace flux_inductor::cuda

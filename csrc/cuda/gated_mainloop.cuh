@@ -87,9 +87,7 @@ class GatedMainloop : public Base_ {
     auto [m, n, k, l] = coord;
     ShardStrip shard(params.gate, l);
     row_gate_.wait_for_rows(params.gate, shard, m * kTileRows, kTileRows, slice);
-    int steps = k_tiles;
-    if (params.gate.chunks.sliced(shard.source, (m + 1) * kTileRows - 1))
-      steps = cute::min(steps, params.gate.chunks.steps_per_slice());
+    int steps = params.gate.chunks.steps_of_slice(shard.source, (m + 1) * kTileRows - 1, k_tiles);
     typename Base::Params const& operands =
         shard.own ? params.own : static_cast<typename Base::Params const&>(params);
     Base::load(operands, pipeline, state, inputs,

@@ -5,8 +5,9 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <string>
 #include <vector>
+
+#include "core/tile.h"
 
 namespace flux_inductor::cuda {
 
@@ -14,19 +15,6 @@ inline constexpr int kMaxRanks = 8;  // whose memory one kernel can address
 
 enum class ElementType : int { bf16 = 0, fp16 = 1 };
 enum class WeightLayout : int { k_major = 0, n_major = 1 };
-
-struct Tile {
-  int m, n, k;
-  int cluster_m, cluster_n;
-  bool pingpong;
-};
-
-// "256x192x64/2x1", with "/pingpong" behind it where that schedule is used: the text of plans.
-inline std::string to_string(Tile const& tile) {
-  return std::to_string(tile.m) + "x" + std::to_string(tile.n) + "x" + std::to_string(tile.k) +
-         "/" + std::to_string(tile.cluster_m) + "x" + std::to_string(tile.cluster_n) +
-         (tile.pingpong ? "/pingpong" : "");
-}
 
 template <class Problem>
 struct KernelEntry {

@@ -41,15 +41,17 @@ struct MatmulReduceScatterTraits {
     params.output = output(p);
     TileOrder const& order = params.output.order;
     int clusters = order.clusters_at_work(p.multiprocessors, resident_clusters<Kernel>());
-    params.tiles = {claim_order(p, order, params.output.chunks, clusters), p.claims};
+    TileOrder claims = p.schedule(Config::tile).claims(order, params.output.chunks, clusters);
+    params.tiles = {claims, p.claims};
     dim3 grid(order.cluster_m(), order.cluster_n() * clusters, 1);
     launch_kernel<Kernel>(params, grid, stream);
   }
 
   static ScatterOutput::Params output(MatmulReduceScatter const& p) {
     ScatterOutput::Params output{};
-    output.order = scatter_order(p, Config::tile);
-    output.chunks = ScatterChunks(output.order, p.chunk_columns);
+    ScatterSchedule schedule = p.schedule(Config::tile);
+    output.order = schedule.parts();
+    output.chunks = schedule.chunks(output.order);
     output.rank = p.rank;
     output.counters = p.counters;
     output.arrived = p.arrived;

@@ -1,9 +1,9 @@
 // matmul + reduce_scatter: host interface of the kernels.
 #pragma once
 
+#include "core/scatter_schedule.h"
 #include "error_record.h"
 #include "kernel_registry.h"
-#include "scatter_chunks.h"
 #include "succession.h"
 
 namespace flux_inductor::cuda {
@@ -45,28 +45,14 @@ struct MatmulReduceScatter {
 
   // Whether the kernel's stores are the transport.
   bool stores() const { return delivered[(rank + 1) % world] != nullptr; }
-};
 
-// A chunk of the partial product for one peer, as whoever moves it needs it: a block of the part
-// seen as a matrix [strips * rows, n], complete when its counter reaches `tiles`.
-struct ScatterChunk {
-  int part;
-  int index;  // its counter and signal: counters[part * chunks_per_part + index]
-  int first_row, last_row;
-  int first_column, last_column;
-  int tiles;
+  ScatterSchedule schedule(Tile const& tile) const {
+    return {world, rank, strips, rows, n, tile, group, chunk_columns, stores()};
+  }
 };
 
 using MatmulReduceScatterKernel = KernelEntry<MatmulReduceScatter>;
 
 std::vector<MatmulReduceScatterKernel> const& matmul_reduce_scatter_kernels();
-
-// Part by part; and that in which a kernel of so many clusters claims tiles.
-TileOrder scatter_order(MatmulReduceScatter const& problem, Tile const& tile);
-TileOrder claim_order(MatmulReduceScatter const& problem, TileOrder const& order,
-                      ScatterChunks const& chunks, int clusters);
-int scatter_chunks_per_part(MatmulReduceScatter const& problem, Tile const& tile);
-// All chunks of the peers' parts, in the order in which the kernel completes them.
-std::vector<ScatterChunk> scatter_chunks(MatmulReduceScatter const& problem, Tile const& tile);
 
 }  // namespace flux_inductor::cuda

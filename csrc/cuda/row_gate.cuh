@@ -1,8 +1,8 @@
 // Which shard a tile's rows of A belong to, and the wait for the chunks that hold them.
 #pragma once
 
+#include "core/gather_chunks.h"
 #include "cute/tensor.hpp"
-#include "gather_chunks.h"
 #include "signals.cuh"
 
 namespace flux_inductor::cuda {
@@ -44,8 +44,8 @@ class RowGate {
     if (shard.own || first_row >= gate.rows) return;  // behind the end: padding tile of a cluster
     int last_row = cute::min(first_row + rows, gate.rows) - 1;
     int base = shard.source * gate.chunks.signals_per_shard();
-    int first = base + gate.chunks.signal_of(shard.source, first_row, 0);
-    int last = base + gate.chunks.signal_of(shard.source, last_row, slice);
+    SignalRange range = gate.chunks.signals_of(shard.source, first_row, last_row, slice);
+    int first = base + range.first, last = base + range.last;
     if (first >= first_ready_ && last <= last_ready_) return;
     if (last_ready_ < 0) epoch_ = *gate.epoch;
     for (int signal = first; signal <= last; ++signal) {

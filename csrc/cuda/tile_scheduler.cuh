@@ -9,7 +9,7 @@
 
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
-#include "tile_order.h"
+#include "core/tile_order.h"
 
 namespace flux_inductor::cuda {
 

@@ -8,7 +8,7 @@
 
 #include "core/host_device.h"
 
-namespace flux_inductor::cuda {
+namespace flux_inductor {
 
 class Divider {
  public:
@@ -34,4 +34,4 @@ class Divider {
   uint32_t multiplier_;
 };
 
-}  // namespace flux_inductor::cuda
+}  // namespace flux_inductor

@@ -1,10 +1,10 @@
-// How the rows of a shard are cut into chunks: equal ones, and a last one. The twin of
-// planning/schedule.py's cut(), which says what an uneven one is good for.
+// How the rows of a shard are cut into chunks: equal ones, and a last one that may be of another
+// size (gather_chunks.h says what for).
 #pragma once
 
-#include "divider.h"
+#include "core/divider.h"
 
-namespace flux_inductor::cuda {
+namespace flux_inductor {
 
 class Cut {
  public:
@@ -38,4 +38,4 @@ class Cut {
   int before_last_ = 0;  // chunks
 };
 
-}  // namespace flux_inductor::cuda
+}  // namespace flux_inductor

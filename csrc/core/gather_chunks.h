@@ -1,10 +1,15 @@
 // How a shard of all_gather + matmul travels: in chunks of rows, each with a signal behind it.
 #pragma once
 
-#include "cut.h"
-#include "tile_order.h"
+#include "core/cut.h"
+#include "core/tile_order.h"
 
-namespace flux_inductor::cuda {
+namespace flux_inductor {
+
+// Of a shard, both included.
+struct SignalRange {
+  int first, last;
+};
 
 // One rank's view of the shards that it gathers. Chunk c of rank r's shard is rows [begin(c),
 // end(c)) of r's cut, in every strip; its signal is signals[r * signals_per_shard() + c].
@@ -45,6 +50,18 @@ class GatherChunks {
     int signal = cut_of(source).chunk_of(row);
     return sliced(source, row) ? signal + slice : signal;
   }
+  // The signals for which rows [first_row, last_row] wait, up to a slice where they are sliced.
+  FLUX_HOST_DEVICE SignalRange signals_of(int source, int first_row, int last_row,
+                                          int slice) const {
+    return {signal_of(source, first_row, 0), signal_of(source, last_row, slice)};
+  }
+  // Steps of the mainloop, of those left, for which a tile may load its rows of A once the signals
+  // of its rows up to this slice are there: all, where nothing comes in slices. `last_row` of the
+  // tile may lie behind the shard's end.
+  FLUX_HOST_DEVICE int steps_of_slice(int source, int last_row, int steps_left) const {
+    bool few = sliced(source, last_row) && steps_per_slice_ < steps_left;
+    return few ? steps_per_slice_ : steps_left;
+  }
 
  private:
   Cut cut_;
@@ -54,4 +71,4 @@ class GatherChunks {
   int slices_ = 1;
 };
 
-}  // namespace flux_inductor::cuda
+}  // namespace flux_inductor

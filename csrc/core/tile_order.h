@@ -15,9 +15,10 @@
 
 #include <algorithm>
 
-#include "divider.h"
+#include "core/divider.h"
+#include "core/tile.h"
 
-namespace flux_inductor::cuda {
+namespace flux_inductor {
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -30,6 +31,18 @@ struct TileGrid {
   int cluster_m;
   int cluster_n;
   int group;
+
+  // Of a product with parts of `strips` x `rows` rows, and `n` columns.
+  static TileGrid of(Tile const& tile, int parts, int first_part, int strips, int rows, int n,
+                     int group) {
+    return {parts,          first_part,     strips, ceil_div(rows, tile.m), ceil_div(n, tile.n),
+            tile.cluster_m, tile.cluster_n, group};
+  }
+
+  // Rows of clusters run over the strips of a part without a break, so that short strips waste no
+  // cluster.
+  int cluster_rows() const { return ceil_div(strips * m_tiles, cluster_m); }
+  int cluster_columns() const { return ceil_div(n_tiles, cluster_n); }
 };
 
 // One tile. Clusters may reach over the end of a part: such padding tiles have real == false and
@@ -45,8 +58,6 @@ struct TilePlace {
 class TileOrder {
  public:
   TileOrder() = default;
-  // Rows of clusters run over the strips of a part without a break, so that short strips waste no
-  // cluster.
   explicit TileOrder(TileGrid const& g)
       : parts_(g.parts),
         first_part_(g.first_part),
@@ -56,8 +67,8 @@ class TileOrder {
         cluster_m_(g.cluster_m),
         cluster_n_(g.cluster_n),
         group_(g.group),
-        rows_(ceil_div(g.strips * g.m_tiles, g.cluster_m)),
-        columns_(ceil_div(g.n_tiles, g.cluster_n)),
+        rows_(g.cluster_rows()),
+        columns_(g.cluster_columns()),
         groups_(ceil_div(rows_, g.group)),
         last_group_(rows_ - (groups_ - 1) * g.group),
         per_group_(g.group * columns_),
@@ -86,6 +97,15 @@ class TileOrder {
   FLUX_HOST_DEVICE int clusters_per_part() const { return per_part_.value(); }
   FLUX_HOST_DEVICE int clusters() const { return parts_.value() * per_part_.value(); }
   FLUX_HOST_DEVICE int rows_of_group(int g) const { return rows_divider(g).value(); }
+  // Clusters of a part that come before the first one of those that hold a row of tiles.
+  int clusters_before(int strip, int m) const {
+    int row = cluster_row(strip, m);
+    int first = group_.divide(row) * group_.value();
+    return first * columns_ + row - first;
+  }
+  // Of the last two parts' turns: the first place, and how many follow.
+  int turns_begin() const { return turns_begin_; }
+  int turns() const { return turns_; }
   // Clusters to launch: as many as fit the multiprocessors that they may use, and are of use.
   int clusters_at_work(int multiprocessors, int resident) const {
     int fit = std::min(multiprocessors / (cluster_m() * cluster_n()), resident);
@@ -156,4 +176,4 @@ class TileOrder {
   int turns_ = 0;
 };
 
-}  // namespace flux_inductor::cuda
+}  // namespace flux_inductor

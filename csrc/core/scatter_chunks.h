@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "tile_order.h"
+#include "core/tile_order.h"
 
-namespace flux_inductor::cuda {
+namespace flux_inductor {
 
 // Tiles [first_m, last_m) x [first_n, last_n) of a part, its strips one below the other. No padding
 // of clusters.
@@ -29,10 +29,14 @@ class ScatterChunks {
         per_part_(per_group_.value() * order.groups()) {}
 
   FLUX_HOST_DEVICE int per_part() const { return per_part_; }
-  // Clusters of a chunk, at most.
-  int clusters(TileOrder const& order) const {
-    return order.rows_of_group(0) * std::min(columns_.value(), order.cluster_columns());
+  // Clusters of a chunk; and at most.
+  int clusters(TileOrder const& order, int chunk) const {
+    int group = per_group_.divide(chunk);
+    int column = (chunk - group * per_group_.value()) * columns_.value();
+    return order.rows_of_group(group) *
+           std::min(columns_.value(), order.cluster_columns() - column);
   }
+  int most_clusters(TileOrder const& order) const { return clusters(order, 0); }
   FLUX_HOST_DEVICE int chunk_of(TileOrder const& order, int strip, int m, int n) const {
     return order.group_of(strip, m) * per_group_.value() + columns_.divide(order.cluster_column(n));
   }
@@ -56,4 +60,4 @@ class ScatterChunks {
   int per_part_ = 1;
 };
 
-}  // namespace flux_inductor::cuda
+}  // namespace flux_inductor
