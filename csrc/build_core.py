@@ -144,7 +144,15 @@ def _object(build: Path, source: Path) -> Path:
 
 
 def link(target: Path, objects: list[Path], cuda: Cuda | None, build: Path) -> None:
+    """Python needs one symbol of the module; no other library may see, or take for its own, any of the rest.
+
+    What a static libstdc++ or cudart exports, and symbols that the linker makes unique in the whole process
+    whoever loaded them, would be shared with torch's libraries, of other versions, if they come later.
+    """
+    exports = build / "exports.map"
+    exports.write_text("{ global: PyInit_*; local: *; };\n")
     command = [*shlex.split(os.environ.get("CXX", "g++")), "-shared", "-pthread", *map(str, objects)]
+    command.append(f"-Wl,--version-script={exports}")
     if cuda is not None:
         command += [f"-L{cuda.root / 'lib64'}", "-lcudart_static", "-ldl", "-lrt"]
     command += ["-o", str(target)]

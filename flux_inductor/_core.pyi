@@ -14,6 +14,81 @@ def reached(seen: int, expected: int) -> bool: ...
 def sum(
     dtype: str, result: int, pitch: int, partials: Sequence[int], count: int, width: int, scale: float
 ) -> None: ...
+def clusters_of(tile: tuple[int, int, int, int], strips: int, rows: int, n: int) -> tuple[int, int]:
+    """Rows and columns of clusters in a part of strips * rows rows and n columns.
+
+    Args:
+        tile: m, n, cluster_m, cluster_n, here and below.
+    """
+
+def cut_rows(rows: int, chunk: int, last: int = 0) -> list[tuple[int, int]]:
+    """[first, last) of each chunk of a shard: `chunk` rows, then one of `last` (0: as any)."""
+
+class GatherSchedule:
+    """The order in which one rank multiplies for all_gather_matmul (csrc/core/gather_schedule.h)."""
+
+    def __init__(
+        self,
+        world: int,
+        rank: int,
+        strips: int,
+        rows: int,
+        n: int,
+        k: int,
+        tile: tuple[int, int, int, int],
+        sweep: int,
+        chunk: int,
+        last: int = 0,
+        slices: int = 1,
+    ) -> None: ...
+    @property
+    def signals_per_shard(self) -> int: ...
+    def chunks(self, source: int) -> list[tuple[int, int, int, int]]:
+        """First and last row, slices, and the clusters of its part before the first one that needs it."""
+
+    def clusters(self) -> list[list[tuple[int, int, int, int, list[tuple[int, int, int]]]]]:
+        """The tiles of each cluster, in order: part, strip, m, n, waits.
+
+        A wait is the first and the last signal, and the column of K up to which the tile may load then.
+        """
+
+    def copies(self) -> list[tuple[int, int, int, int, int, int]]:
+        """What the rank sends, in order: peer, first and last row, first and last column of K, signal."""
+
+class ScatterSchedule:
+    """The order in which one rank multiplies for matmul_reduce_scatter (csrc/core/scatter_schedule.h).
+
+    `at_once` are the clusters of the kernel, as many as the device holds.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        rank: int,
+        strips: int,
+        rows: int,
+        n: int,
+        tile: tuple[int, int, int, int],
+        sweep: int,
+        chunk_columns: int,
+        stores: bool = False,
+    ) -> None: ...
+    @property
+    def chunks_per_part(self) -> int: ...
+    def clusters_of_chunks(self) -> list[int]:
+        """How many clusters each chunk of a part has."""
+
+    def turns(self, at_once: int) -> tuple[int, int]:
+        """The claim with which own tiles begin to take turns with a peer's, and for how many claims."""
+
+    def clusters(self, at_once: int) -> list[list[tuple[int, int, int, int, int]]]:
+        """The tiles of the cluster that gets each claim: part, strip, m, n, chunk."""
+
+    def chunks(self) -> list[tuple[int, int, int, int, int, int, int]]:
+        """Of the peers' parts, in the order in which they are complete.
+
+        part, index, first and last row of the part seen as [strips * rows, n], first and last column, tiles.
+        """
 
 class SignalLayout:
     def __init__(self, world: int, chunks: int) -> None: ...

@@ -6,16 +6,15 @@ whose kernel is predicted to end first, waits and transfers included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from flux_inductor.planning.kernel_order import gather_order, scatter_order
 from flux_inductor.planning.machine import CUDA, KERNEL
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Problem
-from flux_inductor.planning.schedule import cut_for
 from flux_inductor.planning.tiles import Grid, Menu, Tile, at_once, grid, keep_rate, known, tile_us
-from flux_inductor.planning.timeline import Gathered, Rounds, gather_us, push_us, store_us
+from flux_inductor.planning.timeline import Gathered, Rounds, Turns, gather_us, push_us, store_us
 
 # Sweeps worth trying: beyond, the cache holds no more.
 SWEEPS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -57,15 +56,17 @@ def op_us(problem: Problem, plan: Plan) -> float:
     grids = [grid(tile, problem, known(columns)) for columns in problem.columns]
     rounds = [_rounds(problem, each, plan.reserve, sweep_loss(each, plan.sweep)) for each in grids]
     if problem.kind == "all_gather_matmul":
-        shards = _shards(problem, plan, grids)
+        shards = _shards(problem, plan)
         copies = sum(chunk.slices for shard in shards for chunk in shard)
         keep = keep_rate(tile, plan.reserve) if problem.return_gathered else 0.0
         return max(gather_us(rounds, shards, keep=keep), _least_us(problem, copies))
-    chunks = _tiles_of_chunks(grids[0], plan)
+    order = scatter_order(problem, plan, 0)
     tile_bytes = problem.itemsize * tile.m * tile.n * tile.cluster_m * tile.cluster_n
     addition = KERNEL.addition.value + (problem.world - 2) * KERNEL.partial.value
     if plan.direction == "store":
-        return max(store_us(rounds[0], chunks, tile_bytes, addition), _least_us(problem, 0))
+        turns = Turns(*order.turns(rounds[0].at_once))
+        return max(store_us(rounds[0], turns, tile_bytes, addition), _least_us(problem, 0))
+    chunks = order.clusters_of_chunks()
     time = push_us(rounds[0], chunks, tile_bytes, addition)
     return max(time, _least_us(problem, (problem.world - 1) * len(chunks)))
 
@@ -76,19 +77,20 @@ def _rounds(problem: Problem, tiles: Grid, reserve: int, loss: float = 0.0) -> R
     return Rounds(problem.world, tiles.rows * tiles.columns, at_once(tiles.tile, reserve), one)
 
 
-def _shards(problem: Problem, plan: Plan, grids: Sequence[Grid]) -> list[list[Gathered]]:
-    """The chunks of the peers' shards as they arrive; the last shard may be cut otherwise."""
-    extent, row_bytes = known(problem.extent), known(problem.shard_bytes) // known(problem.extent)
+def _shards(problem: Problem, plan: Plan) -> list[list[Gathered]]:
+    """The chunks of the peers' shards as rank 0 receives them; the last shard may be cut otherwise."""
+    orders = [gather_order(problem, plan, 0, known(columns)) for columns in problem.columns]
+    row_bytes = known(problem.shard_bytes) // known(problem.extent)
 
-    def shard(receiver_is_next: bool) -> list[Gathered]:
-        chunks = cut_for(problem.kind, problem.world, 0, int(receiver_is_next), extent, plan)
-        before = [tiles_before_chunks(each, plan, [chunk.start for chunk in chunks]) for each in grids]
+    def shard(source: int) -> list[Gathered]:
+        launches = (order.chunks(source) for order in orders)
         return [
-            Gathered((chunk.stop - chunk.start) * row_bytes, ahead, chunk.slices)
-            for chunk, ahead in zip(chunks, zip(*before, strict=True), strict=True)
+            Gathered((stop - start) * row_bytes, tuple(before for *_, before in chunk), slices)
+            for chunk in zip(*launches, strict=True)
+            for start, stop, slices, _ in chunk[:1]
         ]
 
-    return [*[shard(False)] * (problem.world - 2), shard(True)]
+    return [*[shard(1)] * (problem.world - 2), shard(problem.world - 1)]
 
 
 def product_us(problem: Problem, reserve: int, menu: Menu) -> float:
@@ -107,29 +109,6 @@ def _least_us(problem: Problem, copies: int) -> float:
     weight_bytes = sum(map(known, problem.columns)) * known(problem.depth) * problem.itemsize
     host = KERNEL.host.value + copies * KERNEL.copy.value
     return max(host, KERNEL.launch.value + weight_bytes / (1e3 * CUDA.memory.value))
-
-
-def tiles_before_chunks(tiles: Grid, plan: Plan, starts: Sequence[int]) -> list[int]:
-    """Clusters of a part that come before the first one that needs a chunk, in the kernel's order.
-
-    The rows of a sweep are claimed together: where chunks end inside of one, it waits for two of them.
-    """
-    rows = (start // tiles.height for start in starts)
-    groups = ((row, row // plan.sweep * plan.sweep) for row in rows)
-    return [first * tiles.columns + row - first for row, first in groups]
-
-
-def columns_of_chunk(tile: Tile, plan: Plan) -> int:
-    """Of clusters, in a chunk of a matmul_reduce_scatter by a fitted plan, whose columns are rounded up."""
-    return -(-plan.width // (tile.n * tile.cluster_n))
-
-
-def _tiles_of_chunks(tiles: Grid, plan: Plan) -> list[int]:
-    """Clusters in each chunk of a part, in the kernel's order."""
-    across = columns_of_chunk(tiles.tile, plan)
-    heights = [min(plan.sweep, tiles.rows - row) for row in range(0, tiles.rows, plan.sweep)]
-    widths = [min(across, tiles.columns - column) for column in range(0, tiles.columns, across)]
-    return [height * width for height in heights for width in widths]
 
 
 def _with_tile(problem: Problem, plan: Plan, tile: Tile) -> Plan:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
+from flux_inductor._core import clusters_of
 from flux_inductor.planning.machine import KERNEL
 from flux_inductor.planning.problem import Kind, Problem
 
@@ -41,7 +43,13 @@ class Tile:
         schedule = "/pingpong" if self.pingpong else ""
         return f"{self.m}x{self.n}x{self.k}/{self.cluster_m}x{self.cluster_n}{schedule}"
 
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """What decides where tiles lie: m, n, cluster_m, cluster_n."""
+        return self.m, self.n, self.cluster_m, self.cluster_n
+
     @staticmethod
+    @lru_cache(maxsize=256)
     def parse(text: str) -> Tile:
         """Reads the text form.
 
@@ -122,12 +130,7 @@ MOST_RESERVE = int(KERNEL.multiprocessors.value) // 2
 
 def grid(tile: Tile, problem: Problem, columns: int) -> Grid:
     """The tiles of a product with `columns` columns. All sizes must be known."""
-    strips, rows = problem.strips, problem.rows
-    assert isinstance(strips, int)
-    assert isinstance(rows, int)
-    m_tiles = strips * -(-rows // tile.m)
-    n_tiles = -(-columns // tile.n)
-    return Grid(tile, -(-m_tiles // tile.cluster_m), -(-n_tiles // tile.cluster_n))
+    return Grid(tile, *clusters_of(tile.shape, known(problem.strips), known(problem.rows), columns))
 
 
 def tile_us(tile: Tile, kind: Kind, depth: int) -> float:

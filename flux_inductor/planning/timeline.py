@@ -60,6 +60,19 @@ class Rounds:
 
 
 @dataclass(frozen=True)
+class Turns:
+    """Where own tiles take turns with the last peer's.
+
+    Args:
+        begin: tiles before that, all of them for peers.
+        tiles: of both, until only own ones are left.
+    """
+
+    begin: int
+    tiles: int
+
+
+@dataclass(frozen=True)
 class Gathered:
     """A chunk of a shard, on its way to who multiplies it.
 
@@ -129,14 +142,13 @@ def push_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: fl
     return KERNEL.fork.value + KERNEL.launch.value + max(busy, late) + _lockstep_us(rounds)
 
 
-def store_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: float) -> float:
+def store_us(rounds: Rounds, turns: Turns, tile_bytes: int, addition: float) -> float:
     """matmul_reduce_scatter whose kernel stores its partials into the peers' memory; arguments as above.
 
     First come tiles for the peers alone, then those of the last part for a peer and own ones in turns, then
-    own ones alone (csrc/cuda/matmul_reduce_scatter.cpp).
+    own ones alone.
     """
-    lead = min(rounds.at_once + max(chunks), rounds.tiles)
-    alone, turns = (rounds.parts - 2) * rounds.tiles + lead, 2 * (rounds.tiles - lead)
+    alone, both = turns.begin, turns.tiles
     first = min(rounds.at_once, alone)
     link = first * tile_bytes / (_KILO * KERNEL.stores.value)  # of one round
 
@@ -147,10 +159,10 @@ def store_us(rounds: Rounds, chunks: Sequence[int], tile_bytes: int, addition: f
     # at most, and half as long where every second tile is an own one; or longer, where the link is slower.
     lost = 0.0
     if rounds.all_tiles > rounds.at_once:
-        lost = max(min(link, rounds.us) * (0.5 if turns else 1.0), link - rounds.us)
-    lost += stalls(alone - first, link) + stalls(turns, link / 2)
-    partials = rounds.time(alone + turns) + lost + (link / 2 if turns else link)
-    own = partials + addition + max(rounds.time(lead) - rounds.us, 0.0)
+        lost = max(min(link, rounds.us) * (0.5 if both else 1.0), link - rounds.us)
+    lost += stalls(alone - first, link) + stalls(both, link / 2)
+    partials = rounds.time(alone + both) + lost + (link / 2 if both else link)
+    own = partials + addition + max(rounds.time(rounds.all_tiles - alone - both) - rounds.us, 0.0)
     return KERNEL.launch.value + max(rounds.time(rounds.all_tiles) + lost, own)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from flux_inductor.planning.fit import columns_of_chunk, fitted
+from flux_inductor.planning.fit import fitted
+from flux_inductor.planning.kernel_order import columns_of_chunk
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.tiles import Tile, grid, kernel_limit
@@ -138,7 +139,7 @@ def prepare_scatter(
     tile = Tile.parse(plan.tile)
     tiles = grid(tile, problem, columns)
     size.group = min(plan.sweep, tiles.rows)
-    size.chunk_columns = min(columns_of_chunk(tile, plan), tiles.columns)
+    size.chunk_columns = min(columns_of_chunk(tile, plan.width), tiles.columns)
     chunks = world * kernels.scatter_chunks_per_part(kernel, size)
     moved, store = _int(problem.moved_bytes), plan.direction == "store"
     return Prepared(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Kind
-from flux_inductor.planning.schedule import Chunk, Transfer, cut, rank_schedule, schedule
+from flux_inductor.planning.schedule import Chunk, Transfer, rank_schedule, schedule
 
 kinds = st.sampled_from(["all_gather_matmul", "matmul_reduce_scatter"])
 directions = st.sampled_from(["push", "pull"])
@@ -93,54 +93,3 @@ def test_the_executor_of_a_transfer(direction: Literal["push", "pull"]) -> None:
     made = schedule("all_gather_matmul", 4, 8, Plan("mesh", direction, 4))
     for rank, orders in enumerate(made.ranks):
         assert {t.source if direction == "push" else t.target for t in orders.transfers} == {rank}
-
-
-@given(sizes, chunks, st.integers(0, 50), st.integers(1, 4))
-def test_uneven_chunks_cover_a_shard_once_and_in_order(
-    extent: int, chunk: int, last: int, slices: int
-) -> None:
-    made = cut(3, extent, chunk, last, slices)
-    assert [row for each in made for row in range(each.start, each.stop)] == list(range(extent))
-    assert all(each.start < each.stop for each in made)
-    assert [each.index for each in made] == list(range(len(made)))
-    assert [each.slices for each in made] == [1] * (len(made) - 1) + [slices] * (extent > 0)
-    rows = [each.stop - each.start for each in made]
-    if last and extent:
-        assert rows.pop() == min(last, extent)
-    assert all(each == chunk for each in rows[:-1])
-    assert all(each <= chunk for each in rows)
-
-
-def test_uneven_chunks() -> None:
-    def rows(*arguments: int) -> list[int]:
-        return [each.stop - each.start for each in cut(0, *arguments)]
-
-    assert rows(4096, 2560, 1536) == [2560, 1536]
-    assert rows(4096, 1000, 512) == [1000, 1000, 1000, 584, 512]
-    assert rows(300, 64, 200) == [64, 36, 200]
-    assert rows(300, 64, 400) == [300]
-
-
-def test_only_the_shard_that_a_rank_needs_last_is_cut_unevenly() -> None:
-    plan = Plan("mesh", "push", 6, last=3, slices=2)
-    orders = rank_schedule("all_gather_matmul", 3, 1, 10, plan)
-    even, ends = (Chunk(1, 0, 0, 6), Chunk(1, 1, 6, 10)), (Chunk(1, 0, 0, 6), Chunk(1, 1, 6, 7))
-    assert orders.transfers == (
-        *(Transfer(1, 0, chunk) for chunk in even),
-        *(Transfer(1, 2, chunk) for chunk in ends),
-        *(Transfer(1, 2, Chunk(1, 2, 7, 10, 2), piece) for piece in (0, 1)),
-    )
-    assert [(c.owner, c.stop) for c in orders.steps] == [
-        *((1, 6), (1, 10)),
-        *((2, 6), (2, 10)),
-        *((0, 6), (0, 7), (0, 10)),
-    ]
-
-
-def test_own_chunks_take_turns_with_the_last_peers_where_the_kernel_stores() -> None:
-    orders = rank_schedule("matmul_reduce_scatter", 3, 1, 12, Plan("mesh", "store", 5))
-    assert [(c.owner, c.stop) for c in orders.steps] == [
-        *((2, 5), (2, 10), (2, 12)),
-        *((0, 5), (1, 5), (0, 10), (1, 10), (0, 12), (1, 12)),
-    ]
-    assert [t.chunk for t in orders.transfers] == [c for c in orders.steps if c.owner != 1]

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flux_inductor.planning.fit import MOST_SIGNALS, SWEEPS, fitted, op_us, tiles_before_chunks
+from flux_inductor.planning.fit import MOST_SIGNALS, SWEEPS, fitted, op_us
 from flux_inductor.planning.plan import Direction, Plan, parse_plan
 from flux_inductor.planning.problem import Kind, Problem
-from flux_inductor.planning.schedule import cut
 from flux_inductor.planning.tiles import Menu, Tile, at_once, grid
 
 MENU: Menu = tuple(
@@ -80,31 +79,6 @@ def test_a_fitted_plan_is_whole_and_its_chunks_follow_the_sweep(
         pieces = -(-tiles.rows // plan.sweep) * -(-tiles.columns // (plan.width // step))
         wanted = MOST_SIGNALS if direction == "store" else chunks
         assert pieces <= 8 * wanted + tiles.rows // max(SWEEPS)
-
-
-@given(
-    st.integers(1, 3),
-    st.integers(1, 3000),
-    st.integers(1, 900),
-    st.integers(1, 16),
-    st.integers(1, 7),
-    st.integers(0, 900),
-)
-def test_the_first_tile_that_needs_a_chunk_is_found(
-    strips: int, rows: int, columns: int, sweep: int, chunks: int, last: int
-) -> None:
-    problem = Problem("all_gather_matmul", 2, strips, rows, (8 * columns,), 512, "bf16")
-    tiles = grid(Tile(128, 256, 64, 2, 1), problem, 8 * columns)
-    plan = Plan("mesh", "push", -(-rows // chunks), sweep=min(sweep, tiles.rows))
-    order = [
-        row
-        for group in range(0, tiles.rows, plan.sweep)
-        for _ in range(tiles.columns)
-        for row in range(group, min(group + plan.sweep, tiles.rows))
-    ]
-    starts = [chunk.start for chunk in cut(0, rows, plan.chunk, 0, last)]
-    first = [next(i for i, row in enumerate(order) if (row + 1) * tiles.height > start) for start in starts]
-    assert tiles_before_chunks(tiles, plan, starts) == first
 
 
 def test_what_a_kernel_stores_has_several_signals_a_round() -> None:

@@ -22,7 +22,7 @@ from flux_inductor.planning.plan import UNFUSED, Direction, Plan, parse_plan
 from flux_inductor.planning.problem import Kind, Problem
 from flux_inductor.planning.strategy import candidates
 from flux_inductor.planning.tiles import MENUS, Tile, grid
-from flux_inductor.planning.timeline import Gathered, Rounds, gather_us, push_us, store_us
+from flux_inductor.planning.timeline import Gathered, Rounds, Turns, gather_us, push_us, store_us
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 KINDS: tuple[Kind, ...] = ("all_gather_matmul", "matmul_reduce_scatter")
@@ -145,13 +145,21 @@ def test_keeping_what_was_gathered_takes_its_stores_time_or_interferes_a_little(
         assert kept >= stores
 
 
+def turns(rounds: Rounds, chunk: int) -> Turns:
+    """Own tiles follow a round and a chunk behind."""
+    lead = min(rounds.at_once + chunk, rounds.tiles)
+    return Turns((rounds.parts - 2) * rounds.tiles + lead, 2 * (rounds.tiles - lead))
+
+
 def test_stores_need_no_copy_but_nothing_queues_them() -> None:
     few = Rounds(2, 16, 66, 60.0)
-    assert store_us(few, [16], 1 << 15, 1.0) < push_us(few, [16], 1 << 15, 1.0)
+    assert store_us(few, turns(few, 16), 1 << 15, 1.0) < push_us(few, [16], 1 << 15, 1.0)
     many = Rounds(2, 1000, 66, 60.0)
-    stored = store_us(many, [8] * 125, 1 << 17, 5.0)
-    assert stored < store_us(many, [1000], 1 << 17, 5.0), "own tiles that wait for all others come last"
-    slow = store_us(many, [8] * 125, 1 << 24, 5.0)
+    stored = store_us(many, turns(many, 8), 1 << 17, 5.0)
+    assert stored < store_us(many, turns(many, 1000), 1 << 17, 5.0), (
+        "own tiles that wait for all others come last"
+    )
+    slow = store_us(many, turns(many, 8), 1 << 24, 5.0)
     assert slow > 1000 * (1 << 24) / (1e3 * KERNEL.stores.value), "never faster than the link"
 
 
@@ -161,7 +169,7 @@ def test_stores_in_turns_end_when_link_and_tiles_allow(
 ) -> None:
     rounds, tile_bytes = Rounds(world, tiles, at_once, float(round_us)), 1 << 17
     link = (world - 1) * tiles * tile_bytes / (1e3 * KERNEL.stores.value)
-    found = store_us(rounds, [1] * tiles, tile_bytes, 2.0)
+    found = store_us(rounds, turns(rounds, 1), tile_bytes, 2.0)
     assert found >= max(rounds.time(rounds.all_tiles), link) + KERNEL.launch.value - 1e-6
     first = min(at_once, tiles * (world - 1)) * tile_bytes / (1e3 * KERNEL.stores.value)
     assert found <= 2 * rounds.time(rounds.all_tiles) + (1 + KERNEL.stall.value) * link + first + 20

@@ -1,0 +1,53 @@
+"""The order of tiles, chunks and copies that the CUDA kernels run by a plan: that of the compiled core.
+
+csrc/core says it once. Kernels and copy engine follow it, the timeline prices it (fit.py), and the checker
+proves that it cannot deadlock (kernel_checker.py).
+"""
+
+from __future__ import annotations
+
+from flux_inductor._core import GatherSchedule, ScatterSchedule
+from flux_inductor.planning.plan import Plan
+from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.tiles import Tile, known
+
+
+def gather_order(problem: Problem, plan: Plan, rank: int, columns: int) -> GatherSchedule:
+    """Of an all_gather_matmul with one weight of so many columns, by a plan that `fitted` has completed."""
+    assert problem.kind == "all_gather_matmul", problem
+    rows, tile = known(problem.rows), Tile.parse(plan.tile)
+    return GatherSchedule(
+        problem.world,
+        rank,
+        known(problem.strips),
+        rows,
+        columns,
+        known(problem.depth),
+        tile.shape,
+        plan.sweep,
+        min(plan.chunk, rows),
+        min(plan.last, rows),
+        max(plan.slices, 1),
+    )
+
+
+def scatter_order(problem: Problem, plan: Plan, rank: int) -> ScatterSchedule:
+    """Of a matmul_reduce_scatter by a plan that `fitted` has completed."""
+    assert problem.kind == "matmul_reduce_scatter", problem
+    tile, columns = Tile.parse(plan.tile), known(problem.columns[0])
+    return ScatterSchedule(
+        problem.world,
+        rank,
+        known(problem.strips),
+        known(problem.rows),
+        columns,
+        tile.shape,
+        plan.sweep,
+        columns_of_chunk(tile, min(plan.width, columns)),
+        plan.direction == "store",
+    )
+
+
+def columns_of_chunk(tile: Tile, width: int) -> int:
+    """Of clusters, in a chunk of a matmul_reduce_scatter that is `width` columns wide; rounded up."""
+    return -(-width // (tile.n * tile.cluster_n))
