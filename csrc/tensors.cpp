@@ -39,6 +39,15 @@ void use_exchange_table(py::capsule const& capsule) {
   table = offered;
 }
 
+// Whoever uses a tensor first need not have told of the table.
+ExchangeTable const& exchange() {
+  if (table == nullptr) {
+    use_exchange_table(
+        py::module_::import("torch").attr("Tensor").attr("__dlpack_c_exchange_api__"));
+  }
+  return *table;
+}
+
 enum Kind : uint64_t { kNone, kTensor, kList };
 
 // One word of what a tensor is, then its sizes and strides; so no two descriptions of different
@@ -91,6 +100,9 @@ PyObject* describe_all(PyObject*, PyObject* const* operands, Py_ssize_t count) {
     return nullptr;
   } catch (std::bad_alloc const&) {
     return PyErr_NoMemory();
+  } catch (std::exception const& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
   }
   return PyBytes_FromStringAndSize(reinterpret_cast<char const*>(words.data()),
                                    words.size() * sizeof(uint64_t));
@@ -106,13 +118,13 @@ PyMethodDef functions[] = {
 
 TensorView view_of(py::handle tensor) {
   TensorView view;
-  if (table->lend(tensor.ptr(), &view) != 0) throw py::error_already_set();
+  if (exchange().lend(tensor.ptr(), &view) != 0) throw py::error_already_set();
   return view;
 }
 
 void* current_stream(TensorView const& tensor) {
   void* stream = nullptr;
-  if (table->current_stream(tensor.device_type, tensor.device_index, &stream) != 0) {
+  if (exchange().current_stream(tensor.device_type, tensor.device_index, &stream) != 0) {
     throw py::error_already_set();
   }
   return stream;

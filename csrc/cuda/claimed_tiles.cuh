@@ -11,9 +11,9 @@
 // enough: they do so when they begin with that tile, or earlier.
 #pragma once
 
+#include "core/tile_order.h"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cutlass/arch/barrier.h"
-#include "core/tile_order.h"
 
 namespace flux_inductor::cuda {
 

@@ -7,9 +7,9 @@
 // with order.
 #pragma once
 
+#include "core/tile_order.h"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
-#include "core/tile_order.h"
 
 namespace flux_inductor::cuda {
 

@@ -71,11 +71,14 @@ def gather_fault(
 ) -> str | None:
     """What is wrong with these orders of an all_gather_matmul."""
     for rank, order in enumerate(orders):
+        fault = _copies_fault(problem, order)
+        if fault is not None:
+            return f"rank {rank}: {fault}"
+    for rank, order in enumerate(orders):
         tiles = [tile for cluster in order.clusters for tile in cluster]
         incoming = [[copy for copy in peer.copies if copy[0] == rank] for peer in orders]
         faults = (
             _tiles_fault(problem, plan, [tile[:4] for tile in tiles]),
-            _copies_fault(problem, order),
             *(_unwaited(problem, plan, rank, tile, incoming[tile[0]]) for tile in tiles),
         )
         for fault in filter(None, faults):
@@ -89,16 +92,17 @@ def scatter_fault(
     """What is wrong with these orders of a matmul_reduce_scatter."""
     blocks = blocks_of(orders)
     for rank, order in enumerate(orders):
+        places = [tile[:4] for cluster in order.clusters for tile in cluster]
+        fault = _tiles_fault(problem, plan, places) or _chunks_fault(problem, rank, order)
+        if fault is not None:
+            return f"rank {rank}: {fault}"
+    for rank, order in enumerate(orders):
         tiles = [tile for cluster in order.clusters for tile in cluster]
         peers = [peer for peer in range(len(orders)) if peer != rank]
         faults = (
-            _tiles_fault(problem, plan, [tile[:4] for tile in tiles]),
-            _chunks_fault(problem, rank, order),
-            *(
-                _misplaced(problem, plan, tile, blocks[sender])
-                for tile in tiles
-                for sender in (peers if tile[0] == rank else [rank])
-            ),
+            _misplaced(problem, plan, tile, blocks[sender])
+            for tile in tiles
+            for sender in (peers if tile[0] == rank else [rank])
         )
         for fault in filter(None, faults):
             return f"rank {rank}: {fault}"

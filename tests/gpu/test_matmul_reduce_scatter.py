@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +11,9 @@ from .kernels import kernels
 
 if kernels is None:
     pytest.skip("needs a Hopper GPU and the CUDA kernels", allow_module_level=True)
+
+from flux_inductor._core import ScatterSchedule
+from flux_inductor.planning.tiles import Tile
 
 from .numerics import product, randoms, relative_error, weight
 from .own_process import run_in_process
@@ -78,61 +80,6 @@ def run(
         error = relative_error(result, exact[:, part])
         assert error <= 2 * relative_error(unfused[:, part], exact[:, part]), (rank.index, error)
     return results
-
-
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize(("sweep", "chunk_columns"), [(1, 1), (2, 3), (16, 100)])
-def test_chunks_cover_the_peers_parts_once(tile: str, sweep: int, chunk_columns: int) -> None:
-    world, rank, strips, rows, n = 3, 1, 2, 300, 1000
-    p = kernels.MatmulReduceScatter()
-    p.world, p.rank, p.strips, p.rows, p.n, p.k = world, rank, strips, rows, n, 64
-    p.group, p.chunk_columns = sweep, chunk_columns
-    entry = next(e for e in kernels.matmul_reduce_scatter_kernels() if e.tile == tile)
-    covered = torch.zeros(world, strips * rows, n, dtype=torch.int32)
-    tile_m, tile_n = (int(size) for size in tile.split("x")[:2])
-    chunks = kernels.scatter_chunks(entry, p)
-    for chunk in chunks:
-        covered[chunk.part, chunk.first_row : chunk.last_row, chunk.first_column : chunk.last_column] += 1
-    assert covered[[0, 2]].eq(1).all()
-    assert not covered[rank].any()
-    assert [chunk.part for chunk in chunks] == sorted((c.part for c in chunks), reverse=True)  # 2, then 0
-    tiles = strips * -(-rows // tile_m) * -(-n // tile_n)
-    assert sum(chunk.tiles for chunk in chunks) == (world - 1) * tiles
-    assert all(chunk.tiles > 0 for chunk in chunks)
-
-
-@both_directions
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("clusters", [1, 5, 1000])
-@pytest.mark.parametrize(("sweep", "chunk_columns"), [(1, 1), (2, 3), (3, 100)])
-def test_own_tiles_come_behind_what_they_wait_for(
-    sweep: int, chunk_columns: int, clusters: int, world: int, direction: str
-) -> None:
-    """Rule R1: whatever the own tiles before a peer's wait for, comes before that on every rank."""
-    p = kernels.MatmulReduceScatter()
-    p.world, p.rank, p.strips, p.rows, p.n, p.k = world, 1, 2, 1500, 3000, 64
-    p.group, p.chunk_columns = sweep, chunk_columns
-    if direction == "store":
-        p.delivered = [0 if rank == p.rank else 1 for rank in range(world)]
-    for entry in kernels.matmul_reduce_scatter_kernels()[: len(TILES)]:
-        order = kernels.claim_order(entry, p, clusters)
-        own, last = p.rank, (p.rank - 1) % world
-        of_one = Counter(chunk for part, chunk in order if part == own)
-        assert Counter(order) == {(part, chunk): of_one[chunk] for part in range(world) for chunk in of_one}
-        claims = [part for part, _ in order]
-        lead = claims.index(own) - (world - 2) * claims.count(own)
-        if direction == "store":  # nor do they come before their partials have had a round to arrive
-            assert lead >= min(clusters + max(of_one.values()), claims.count(own))
-        left = Counter(order)
-        in_turns = False
-        for part, chunk in order:
-            left[part, chunk] -= 1
-            if part == own:
-                assert not left[last, chunk], (part, chunk)
-                in_turns |= any(left[last, other] for _, other in left)
-        assert direction == "store" or not in_turns
-        if (sweep, chunk_columns) == (1, 1) and clusters < 1000:
-            assert in_turns == (direction == "store")
 
 
 @both_directions
@@ -232,8 +179,10 @@ def test_each_tile_is_counted_once(tile: str, multiprocessors: int, addend: bool
     rank, p = group.ranks[0], call.problems[0]
     per_part = kernels.scatter_chunks_per_part(call.entry, p)
     expected = torch.zeros(world, per_part, dtype=torch.int32)
-    for chunk in kernels.scatter_chunks(call.entry, p):
-        expected[chunk.part, chunk.index] = chunk.tiles
+    shape = Tile.parse(tile).shape
+    schedule = ScatterSchedule(world, 0, strips, rows, n, shape, p.group, p.chunk_columns)
+    for part, index, *_, tiles in schedule.chunks():
+        expected[part, index] = tiles
     rank.signals.fill_(int(rank.epoch) + 1)
     group.synchronize()
     for _ in range(3):

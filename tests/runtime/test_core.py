@@ -1,4 +1,4 @@
-"""The compiled core by itself: epochs, signals' places, sums of partial products, shared memory."""
+"""The compiled core by itself: epochs, signals' places, cuts, sums of partial products, shared memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import fcntl
 import os
 import resource
 import stat
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -70,6 +72,69 @@ def test_signals_of_a_call_have_words_of_their_own(world: int, chunks: int) -> N
     pairs = [(peer, chunk) for peer in range(world) for chunk in range(chunks)]
     words = [layout.arrived(*pair) for pair in pairs] + [layout.ready(*pair) for pair in pairs]
     assert sorted(words) == list(range(layout.count))
+
+
+@given(st.integers(0, 40), st.integers(1, 50), st.integers(0, 50))
+def test_chunks_cover_a_shard_once_and_in_order(rows: int, chunk: int, last: int) -> None:
+    made = _core.cut_rows(rows, chunk, last)
+    assert [row for first, end in made for row in range(first, end)] == list(range(rows))
+    sizes = [end - first for first, end in made]
+    if last and rows:
+        assert sizes.pop() == min(last, rows)
+    assert all(size == chunk for size in sizes[:-1])
+    assert all(0 < size <= chunk for size in sizes)
+
+
+def test_uneven_chunks() -> None:
+    def sizes(*arguments: int) -> list[int]:
+        return [end - first for first, end in _core.cut_rows(*arguments)]
+
+    assert sizes(4096, 2560, 1536) == [2560, 1536]
+    assert sizes(4096, 1000, 512) == [1000, 1000, 1000, 584, 512]
+    assert sizes(300, 64, 200) == [64, 36, 200]
+    assert sizes(300, 64, 400) == [300]
+
+
+def test_only_the_shard_that_a_rank_needs_last_is_cut_unevenly_and_sliced() -> None:
+    schedule = _core.GatherSchedule(3, 1, 1, 10, 1, 192, (4, 1, 1, 1), 1, 6, last=3, slices=2)
+    even, ends = [(0, 6), (6, 10)], [(0, 6), (6, 7), (7, 10)]
+    assert [chunk[:2] for chunk in schedule.chunks(2)] == even
+    assert [chunk[:2] for chunk in schedule.chunks(0)] == ends
+    to_rank_2 = [(0, 6, 0, 192), (6, 7, 0, 192), (7, 10, 0, 128), (7, 10, 128, 192)]
+    assert [copy[1:5] for copy in schedule.copies() if copy[0] == 2] == to_rank_2
+    assert [copy[1:5] for copy in schedule.copies() if copy[0] == 0] == [(0, 6, 0, 192), (6, 10, 0, 192)]
+
+
+def test_slices_that_k_has_no_steps_for_are_not_sent() -> None:
+    """Five steps of 64 in four slices would be two each, which are three slices."""
+    schedule = _core.GatherSchedule(2, 0, 1, 100, 64, 320, (64, 64, 1, 1), 1, 100, slices=4)
+    assert [slices for _, _, slices, _ in schedule.chunks(1)] == [3]
+    assert len(schedule.copies()) == 3
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (2, 2), (2, -1)])
+def test_an_order_of_ranks_that_do_not_exist_is_an_error(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=r"world=0: must be at least 1|rank=-?\d: must be one of 2"):
+        _core.GatherSchedule(*sizes, 1, 10, 1, 1, (1, 1, 1, 1), 1, 1)
+    with pytest.raises(ValueError, match="sweep=0: must be at least 1"):
+        _core.ScatterSchedule(2, 0, 1, 10, 1, (1, 1, 1, 1), 0, 1)
+    with pytest.raises(ValueError, match="chunk=0: must be at least 1"):
+        _core.cut_rows(10, 0)
+
+
+def test_the_module_shares_no_symbol_with_other_libraries() -> None:
+    """Those of a static libstdc++ would be taken by torch's libraries where torch is imported later."""
+    path = _core.__file__
+    assert path is not None
+    made = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True)
+    assert [line.split()[-1] for line in made.stdout.splitlines()] == ["PyInit__core"]
+
+
+def test_it_may_be_imported_before_torch() -> None:
+    """Nor does it need anyone to tell it how torch lends tensors."""
+    code = "from flux_inductor import _core; import torch; print(len(_core.describe(torch.ones(2))))"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.split() == ["24"]
 
 
 def summed(dtype: str, own: Tensor, partials: list[Tensor], place: int, pitch: int, scale: float) -> Tensor:
