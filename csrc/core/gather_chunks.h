@@ -59,8 +59,8 @@ class GatherChunks {
   // of its rows up to this slice are there: all, where nothing comes in slices. `last_row` of the
   // tile may lie behind the shard's end.
   FLUX_HOST_DEVICE int steps_of_slice(int source, int last_row, int steps_left) const {
-    bool few = sliced(source, last_row) && steps_per_slice_ < steps_left;
-    return few ? steps_per_slice_ : steps_left;
+    if (!sliced(source, last_row)) return steps_left;
+    return steps_per_slice_ < steps_left ? steps_per_slice_ : steps_left;
   }
 
  private:

@@ -9,7 +9,7 @@
 //
 // Rule R1: take the first own tile, by its place in the part, that is not done on some rank. It
 // waits for tiles of its chunk on the peers. What comes before those in their orders are tiles that
-// wait for nothing, and own tiles of earlier places (claim_order() sees to it), which are done.
+// wait for nothing, and own tiles of earlier places (core/scatter_schedule.h), which are done.
 // So each of them is claimed, and done, if no block owes one while it waits with a later tile. None
 // does: the load warp waits for partials between the last step of its tile along K and the first
 // source; by then it has loaded all that the tiles before need, sources included. So their

@@ -57,7 +57,7 @@ class Plan:
             the kernel's own order; 0: likewise.
         reserve: multiprocessors that a CUDA kernel leaves to other communication of the program (rule R2).
         last: rows of the last chunk of the shard that a rank needs last, in a CUDA all_gather_matmul; 0: as
-            any other (see schedule.py).
+            any other (see csrc/core/gather_chunks.h).
         slices: pieces along K in which it travels; 0: one.
     """
 
