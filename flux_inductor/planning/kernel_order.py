@@ -15,19 +15,19 @@ from flux_inductor.planning.tiles import Tile, known
 def gather_order(problem: Problem, plan: Plan, rank: int, columns: int) -> GatherSchedule:
     """Of an all_gather_matmul with one weight of so many columns, by a plan that `fitted` has completed."""
     assert problem.kind == "all_gather_matmul", problem
-    rows, tile = known(problem.rows), Tile.parse(plan.tile)
+    strips, rows, depth = known(problem.strips), known(problem.rows), known(problem.depth)
     return GatherSchedule(
         problem.world,
         rank,
-        known(problem.strips),
+        strips,
         rows,
         columns,
-        known(problem.depth),
-        tile.shape,
-        plan.sweep,
+        depth,
+        Tile.parse(plan.tile).shape,
+        min(plan.sweep, strips * rows),  # what is larger than the whole counts as the whole
         min(plan.chunk, rows),
         min(plan.last, rows),
-        max(plan.slices, 1),
+        min(max(plan.slices, 1), depth),
     )
 
 
@@ -35,14 +35,15 @@ def scatter_order(problem: Problem, plan: Plan, rank: int) -> ScatterSchedule:
     """Of a matmul_reduce_scatter by a plan that `fitted` has completed."""
     assert problem.kind == "matmul_reduce_scatter", problem
     tile, columns = Tile.parse(plan.tile), known(problem.columns[0])
+    strips, rows = known(problem.strips), known(problem.rows)
     return ScatterSchedule(
         problem.world,
         rank,
-        known(problem.strips),
-        known(problem.rows),
+        strips,
+        rows,
         columns,
         tile.shape,
-        plan.sweep,
+        min(plan.sweep, strips * rows),
         columns_of_chunk(tile, min(plan.width, columns)),
         plan.direction == "store",
     )
