@@ -48,7 +48,14 @@ def plan_gather(
     return _plan(problem, group, x.device.type)
 
 
-def plan_scatter(x: Tensor, weight: Tensor, addend: Tensor | None, group: str, dim: int) -> PlanTable:
+def plan_scatter(
+    x: Tensor,
+    weight: Tensor,
+    addend: Tensor | None,
+    group: str,
+    dim: int,
+    out_dtype: torch.dtype | None = None,
+) -> PlanTable:
     """The plan for matmul_reduce_scatter of `x @ weight`, scattered along `dim`. All was checked before.
 
     Raises:
@@ -66,6 +73,7 @@ def plan_scatter(x: Tensor, weight: Tensor, addend: Tensor | None, group: str, d
         dtype=DTYPE_NAMES[x.dtype],
         split="columns" if by_columns else "rows",
         addend=addend is not None,
+        result=DTYPE_NAMES[out_dtype or x.dtype],
         layout=_layout([weight]),
     )
     return _plan(problem, group, x.device.type)

@@ -98,6 +98,7 @@ def matmul_reduce_scatter(
     scatter_dim: int = 0,
     reduce_op: str = "sum",
     scale: float = 1.0,
+    out_dtype: torch.dtype | None = None,
     plan: str | None = None,
 ) -> Tensor:
     """Sums `scale * x @ weight + bias + addend` over the ranks of `group`, scattered along `scatter_dim`.
@@ -114,6 +115,7 @@ def matmul_reduce_scatter(
             the end.
         reduce_op: "sum" or "avg".
         scale: factor of the product.
+        out_dtype: torch.float32: sum bf16 or fp16 products in fp32, in which bias and addend may then be.
         plan: a plan's text; None lets the strategy choose for these shapes when the call runs, also in
             compiled code, by the options that context or environment name then.
 
@@ -130,10 +132,10 @@ def matmul_reduce_scatter(
     result: Tensor
     if _differentiated(x, weight, bias, addend):
         result = _MatmulReduceScatter.apply(  # type: ignore[no-untyped-call]
-            name, text, dim, reduce_op, scale, x, weight, bias, addend
+            name, text, dim, reduce_op, scale, out_dtype, x, weight, bias, addend
         )
     else:
-        result = _scatter_op(x, weight, bias, addend, name, text, dim, reduce_op, scale)
+        result = _scatter_op(x, weight, bias, addend, name, text, dim, reduce_op, scale, out_dtype)
     return result
 
 
@@ -259,7 +261,7 @@ def _input_gradient(
 
 
 class _MatmulReduceScatter(torch.autograd.Function):
-    """(group, plan, dim, reduce_op, scale, x, weight, bias, addend) -> this rank's part."""
+    """(group, plan, dim, reduce_op, scale, out_dtype, x, weight, bias, addend) -> this rank's part."""
 
     @staticmethod
     def forward(
@@ -269,6 +271,7 @@ class _MatmulReduceScatter(torch.autograd.Function):
         dim: int,
         reduce_op: str,
         scale: float,
+        out_dtype: torch.dtype | None,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -276,7 +279,9 @@ class _MatmulReduceScatter(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.dim, ctx.reduce_op, ctx.scale = group, dim, reduce_op, scale
-        result: Tensor = _scatter_op(x, weight, bias, addend, group, plan, dim, reduce_op, scale)
+        terms = zip((bias, addend), ctx.needs_input_grad[8:], strict=True)
+        ctx.wide = any(needed and term is not None and term.dtype != x.dtype for term, needed in terms)
+        result: Tensor = _scatter_op(x, weight, bias, addend, group, plan, dim, reduce_op, scale, out_dtype)
         return result
 
     @staticmethod
@@ -285,22 +290,23 @@ class _MatmulReduceScatter(torch.autograd.Function):
         _check_first_order("matmul_reduce_scatter", grad, x, weight)
         if ctx.reduce_op == "avg":
             grad = grad / group_size(ctx.group)
-        need_x, need_weight, need_bias, need_addend = ctx.needs_input_grad[5:]
+        grad = grad if ctx.wide else grad.to(x.dtype)  # an fp32 term's gradient stays unrounded
+        need_x, need_weight, need_bias, need_addend = ctx.needs_input_grad[6:]
         whole, grad_x = _gather_gradient(grad, weight.t(), ctx.group, ctx.dim, need_x)
-        grad_weight = _flat(x).t() @ _flat(whole) if need_weight else None
+        grad_weight = _flat(x).t() @ _flat(whole).to(x.dtype) if need_weight else None
         if ctx.scale != 1.0:
             grad_x = None if grad_x is None else grad_x * ctx.scale
             grad_weight = None if grad_weight is None else grad_weight * ctx.scale
         grad_bias = _flat(whole).sum(0) if need_bias else None
-        return (None, None, None, None, None, grad_x, grad_weight, grad_bias, whole if need_addend else None)
+        return (*[None] * 6, grad_x, grad_weight, grad_bias, whole if need_addend else None)
 
 
 def _gather_gradient(
     grad: Tensor, weight: Tensor, group: str, dim: int, need_product: bool
 ) -> tuple[Tensor, Tensor | None]:
     """all_gather(grad) along dim, and its product with `weight` if that is needed."""
-    if need_product and dim < grad.dim() - 1:
+    if need_product and dim < grad.dim() - 1 and grad.dtype == weight.dtype:
         product, whole = _gather_op(grad, [weight], [], group, AUTO, dim, True)
         return whole, product
     whole = all_gather(grad, group, dim)
-    return whole, whole @ weight if need_product else None
+    return whole, whole.to(weight.dtype) @ weight if need_product else None

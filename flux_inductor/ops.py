@@ -8,17 +8,21 @@
                  [..., world * m, ..., K]; all contiguous, none aliasing a workspace
 
     flux_inductor::matmul_reduce_scatter(x, weight, bias, addend, group, plan, scatter_dim, reduce_op,
-                                         scale) -> Tensor
+                                         scale, out_dtype=None) -> Tensor
         x        [..., K];  weight [K, N];  bias None or [N];  addend None or the product's shape [..., N]
         returns  this rank's part, along scatter_dim, of the sum (or mean) over the ranks of
                  scale * (x @ weight) + bias + addend; contiguous
+        with out_dtype float32 and a bfloat16 or float16 product, all but the product is float32: the
+                 scaling, the sums and the result. Bias and addend may then have either dtype. Whether the
+                 product of one rank is rounded to x's dtype first is left open: torch.mm does it, fp32
+                 accumulators need not.
 
 `group` is a process group's name and `plan` a plan's text, so that a printed graph explains itself and the
 compiler's cache keys see both; or plan "auto", which chooses when the op runs (auto_plan.py). What an op
 computes is defined by the reference engine (runtime/reference.py).
 
-All tensors of a call have one dtype: bfloat16, float16 or float32. The ops are not differentiable; graphs use
-them below autograd, and people use the functions of the same names in autograd.py.
+All tensors of a call have one dtype, but for out_dtype: bfloat16, float16 or float32. The ops are not
+differentiable; graphs use them below autograd, and people use the functions of the same names in autograd.py.
 
 Rejected: torch.library.custom_op (9 us a call against 2.6 for define + impl); an `out=` overload (it saves
 1 us a call in compiled code, and only from torch 2.13 on).
@@ -53,7 +57,7 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     "matmul_reduce_scatter(Tensor x, Tensor weight, Tensor? bias, Tensor? addend, str group, str plan, "
-    "int scatter_dim, str reduce_op, float scale) -> Tensor",
+    "int scatter_dim, str reduce_op, float scale, ScalarType? out_dtype=None) -> Tensor",
     tags=_TAGS,
 )
 
@@ -88,15 +92,18 @@ def _check_operands(op: str, x: Tensor, weights: Sequence[Tensor]) -> None:
         _check_like(op, "a weight", weight, x)
 
 
-def _check_like(op: str, what: str, tensor: Tensor, x: Tensor) -> None:
+def _check_like(op: str, what: str, tensor: Tensor, x: Tensor, wide: torch.dtype | None = None) -> None:
+    """`wide`: another dtype that the tensor may have."""
     _require(
-        tensor.dtype == x.dtype and tensor.device == x.device,
+        tensor.dtype in (x.dtype, wide) and tensor.device == x.device,
         f"{op}: {what} is {tensor.dtype} on {tensor.device}, x is {x.dtype} on {x.device}; "
         "all tensors of a fused op share one dtype and device",
     )
 
 
-def _check_bias(op: str, bias: Tensor | None, weight: Tensor, x: Tensor) -> None:
+def _check_bias(
+    op: str, bias: Tensor | None, weight: Tensor, x: Tensor, wide: torch.dtype | None = None
+) -> None:
     if bias is None:
         return
     _require(
@@ -104,7 +111,7 @@ def _check_bias(op: str, bias: Tensor | None, weight: Tensor, x: Tensor) -> None
         f"{op}: a bias of shape {tuple(bias.shape)} does not fit a weight of shape {tuple(weight.shape)}; "
         f"it must be [{weight.shape[1]}]",
     )
-    _check_like(op, "a bias", bias, x)
+    _check_like(op, "a bias", bias, x, wide)
 
 
 def _check_no_gradient(op: str, *operands: Tensor | None) -> None:
@@ -143,17 +150,22 @@ def check_scatter(
     group: str,
     dim: int,
     reduce_op: str,
+    out_dtype: torch.dtype | None,
 ) -> None:
     op = "matmul_reduce_scatter"
     _check_operands(op, x, [weight])
-    _check_bias(op, bias, weight, x)
+    _require(
+        out_dtype in (None, x.dtype, torch.float32),
+        f"{op}: out_dtype is {out_dtype}, x is {x.dtype}; the sum is made in x's dtype or in torch.float32",
+    )
+    _check_bias(op, bias, weight, x, out_dtype)
     product = [*x.shape[:-1], weight.shape[1]]
     if addend is not None:
         _require(
             addend.dim() == len(product) and all(map(_may_equal, addend.shape, product)),
             f"{op}: addend has shape {tuple(addend.shape)}; it must have the product's, {tuple(product)}",
         )
-        _check_like(op, "addend", addend, x)
+        _check_like(op, "addend", addend, x, out_dtype)
     _require(
         reduce_op in REDUCE_OPS,
         f"{op}: reduce_op is {reduce_op!r}; it must be one of {', '.join(REDUCE_OPS)}",
@@ -257,12 +269,13 @@ def _matmul_reduce_scatter_fake(
     scatter_dim: int,
     reduce_op: str,
     scale: float,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
+    check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op, out_dtype)
     _check_plan(plan)
     shape = [*x.shape[:-1], weight.shape[1]]
     shape[scatter_dim] = shape[scatter_dim] // group_size(group)
-    return x.new_empty(shape)
+    return x.new_empty(shape, dtype=out_dtype)
 
 
 def _matmul_reduce_scatter(
@@ -275,22 +288,27 @@ def _matmul_reduce_scatter(
     scatter_dim: int,
     reduce_op: str,
     scale: float,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     calls = state_of(group, BoundCalls)
     try:
         if torch.is_grad_enabled():
             _check_no_gradient("matmul_reduce_scatter", x, weight, bias, addend)
         operands = describe(x, weight, bias, addend)
-        key = (plan, _choice(plan, group), scatter_dim, reduce_op, scale, engine_choice(), operands)
+        options = (scatter_dim, reduce_op, scale, out_dtype)
+        key = (plan, _choice(plan, group), options, engine_choice(), operands)
         call = calls.scatters.get(key)
         if call is not None:
             call.tally.runs += 1
         else:
-            check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op)
-            table = plan_scatter(x, weight, addend, group, scatter_dim) if plan == AUTO else parse_plan(plan)
+            check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op, out_dtype)
+            auto = plan == AUTO
+            table = plan_scatter(x, weight, addend, group, scatter_dim, out_dtype) if auto else parse_plan(plan)
             chosen = table.at(_rows(x))
             engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
-            run = engine.bind_scatter(x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale)
+            run = engine.bind_scatter(
+                x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale, out_dtype
+            )
             call = BoundCall(tally_of("matmul_reduce_scatter", engine), run)
             remember(calls.scatters, key, call)
     except BaseException:

@@ -70,7 +70,8 @@ def scatter_problem(site: ScatterSite) -> Problem:
         rows=rows if site.by_columns else _divided(rows, world),
         columns=(as_expression(columns),),
         depth=as_expression(tensor(site.matmul.weight).shape[0]),
-        dtype=DTYPE_NAMES[tensor(site.product).dtype],
+        dtype=DTYPE_NAMES[tensor(site.matmul.lhs).dtype],
+        result=DTYPE_NAMES[tensor(site.product).dtype],
         split="columns" if site.by_columns else "rows",
         addend=site.has_addend,
         layout=layout_of([site.matmul.weight]),
@@ -83,16 +84,25 @@ def _divided(size: int | sympy.Expr, world: int) -> int | sympy.Expr:
 
 
 def unsuitable(
-    collective: Collective, dtype: torch.dtype, x: torch.Tensor, operands: Iterable[Node]
+    collective: Collective,
+    dtype: torch.dtype,
+    x: torch.Tensor,
+    operands: Iterable[Node],
+    result: torch.dtype | None = None,
 ) -> Reason | None:
-    """Why no fused op takes `x`, in that dtype, with these operands; None if one may."""
+    """Why no fused op takes `x`, in that dtype, with these operands; None if one may.
+
+    Args:
+        result: a dtype that operands may have instead: what is added in the dtype of the sum.
+    """
     if inductor_config.cpp_wrapper:
         text = "Inductor's cpp_wrapper crashes on ops that return lists of tensors; set it to False"
         return Reason("cpp-wrapper", text)
     if isinstance(collective.group, Reason):
         return collective.group
     tensors = [tensor(node) for node in operands]
-    kinds = {(value.dtype, value.device) for value in tensors} | {(dtype, x.device)}
+    kinds = {(dtype if value.dtype == result else value.dtype, value.device) for value in tensors}
+    kinds.add((dtype, x.device))
     if dtype not in DTYPE_NAMES:
         return Reason("dtype", f"the pair is in {dtype_text(dtype)}; fused ops take bf16, fp16 and fp32")
     if len(kinds) > 1:

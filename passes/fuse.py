@@ -113,9 +113,9 @@ class _Fusion:
             return
         lhs = tensor(site.matmul.lhs)
         shape = [*tensor(site.product).shape[:-1], lhs.shape[-1]]
-        shapes = _pair_text(shape, [site.matmul.weight], lhs.dtype)
+        shapes = _pair_text(shape, [site.matmul.weight], lhs.dtype, site.dtype)
         operands = [site.matmul.weight, *(addition.node for addition in site.additions)]
-        reason = unsuitable(collective, lhs.dtype, lhs, operands)
+        reason = unsuitable(collective, lhs.dtype, lhs, operands, site.dtype)
         self._settle(
             collective,
             shapes,
@@ -198,9 +198,12 @@ def _not_fused_yet(one: Collective) -> Reason:
     return Reason("other-collective", text)
 
 
-def _pair_text(shape: Sequence[Size], weights: list[Node], dtype: torch.dtype) -> str:
+def _pair_text(
+    shape: Sequence[Size], weights: list[Node], dtype: torch.dtype, result: torch.dtype | None = None
+) -> str:
     factors = "+".join(shape_text(tensor(weight).shape) for weight in weights)
-    return f"{shape_text(shape)} x {factors} {dtype_text(dtype)}"
+    as_result = "" if result in (None, dtype) else f" as {dtype_text(result)}"
+    return f"{shape_text(shape)} x {factors} {dtype_text(dtype)}{as_result}"
 
 
 def _input_text(one: Collective) -> str:

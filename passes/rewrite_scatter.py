@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from flux_inductor.passes.build import call, erase_unused, size_argument
-from flux_inductor.passes.rows import KEEPS_ORDER, RESHAPES, Move, replay
+from flux_inductor.passes.rows import CONVERT, KEEPS_ORDER, RESHAPES, Move, replay
 from flux_inductor.passes.scatter_site import Addition, ScatterSite
 from flux_inductor.passes.sizes import Size, equal, same, tensor
 
@@ -36,6 +36,7 @@ def rewrite_scatter(site: ScatterSite, plan: str) -> Node:
         site.dim,
         site.reduce_op,
         float(site.term.scale),
+        *([] if site.dtype == tensor(matmul.lhs).dtype else [site.dtype]),
     )
     for wait in site.collective.waits:
         wait.replace_all_uses_with(op)
@@ -73,15 +74,18 @@ def _replayed(anchor: Node, steps: Sequence[tuple[Node, Move]], value: Node, las
 
 
 def _added(site: ScatterSite, anchor: Node, columns: int | Node) -> tuple[Node | None, Node | None]:
-    """What is added to the scaled product: for each column (bias), and in the product's shape (addend)."""
+    """What is added to the scaled product: for each column (bias), and in the product's shape (addend).
+
+    What is computed here has the dtype of the sum: the program may have computed it behind the cast.
+    """
     biases, addends = [], []
     for addition in site.additions:
         if addition.is_bias:
-            biases.append(_scaled(anchor, addition.node, addition.scale))
+            biases.append(_scaled(anchor, addition.node, addition.scale, site.dtype))
         else:
             value = _replayed(anchor, addition.steps, _expanded(anchor, addition), columns)
-            addends.append(_scaled(anchor, value, addition.scale))
-    return _sum(anchor, biases), _sum(anchor, addends)
+            addends.append(_scaled(anchor, value, addition.scale, site.dtype))
+    return _sum(anchor, biases, site.dtype), _sum(anchor, addends, site.dtype)
 
 
 def _expanded(anchor: Node, addition: Addition) -> Node:
@@ -91,14 +95,20 @@ def _expanded(anchor: Node, addition: Addition) -> Node:
     return call(anchor, aten.expand.default, addition.node, sizes)
 
 
-def _scaled(anchor: Node, value: Node, scale: float) -> Node:
-    return value if scale == 1 else call(anchor, aten.mul.Tensor, value, scale)
+def _converted(anchor: Node, value: Node, dtype: torch.dtype) -> Node:
+    return value if tensor(value).dtype == dtype else call(anchor, CONVERT, value, dtype)
 
 
-def _sum(anchor: Node, values: list[Node]) -> Node | None:
+def _scaled(anchor: Node, value: Node, scale: float, dtype: torch.dtype) -> Node:
+    if scale == 1:
+        return value
+    return call(anchor, aten.mul.Tensor, _converted(anchor, value, dtype), scale)
+
+
+def _sum(anchor: Node, values: list[Node], dtype: torch.dtype) -> Node | None:
     if not values:
         return None
     total, *rest = values
     for value in rest:
-        total = call(anchor, aten.add.Tensor, total, value)
+        total = call(anchor, aten.add.Tensor, _converted(anchor, total, dtype), value)
     return total

@@ -4,7 +4,8 @@
 
 The cut says along which dim the product is scattered. All that comes before it must be linear in the product:
 row-structural steps (rows.py), which can be taken on x instead; factors; sums with other tensors, of which
-the fused op takes one of the product's shape (addend) and one with an entry a column (bias).
+the fused op takes one of the product's shape (addend) and one with an entry a column (bias). A bf16 or fp16
+product may become fp32 on the way: then the ranks' products are summed in fp32.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from flux_inductor.passes import pieces
 from flux_inductor.passes.collectives import Collective
 from flux_inductor.passes.matmul import Matmul, as_matmul, is_matmul
 from flux_inductor.passes.reasons import Reason
-from flux_inductor.passes.rows import CONVERT, Move, follow
+from flux_inductor.passes.rows import Move, follow
 from flux_inductor.passes.sizes import divides, dtype_text, equal, is_tensor, same, shape_text, tensor
 
 aten = torch.ops.aten
 # A matmul behind more sums than this is not looked for: in a residual stream the search would go on for ever.
 _MOST_SUMS = 8
+_WIDENED = (torch.bfloat16, torch.float16)  # to float32, by the fused op
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 _QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 
@@ -97,6 +99,11 @@ class ScatterSite:
     @property
     def has_addend(self) -> bool:
         return not all(addition.is_bias for addition in self.additions)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the ranks' products are summed: wider than the matmul's if a cast stands between."""
+        return tensor(self.product).dtype
 
     @property
     def by_columns(self) -> bool:
@@ -203,10 +210,10 @@ def _through_views(term: Term, world: int) -> Term:
         move = follow(source, node, world)
         if move is not None:
             steps = ((node, move), *term.steps)
-            obstacle = _cast_obstacle(source, node) if node.target is CONVERT and move is Move.CAST else None
+            obstacle = _cast_obstacle(source, node)
             term = replace(term, steps=steps)
         elif (factor := _factor(node)) is not None:
-            obstacle = None if tensor(node).dtype == tensor(source).dtype else _cast_obstacle(source, node)
+            obstacle = _cast_obstacle(source, node)
             term = replace(term, scale=term.scale * factor)
         else:
             return term
@@ -228,8 +235,12 @@ def _step_back(term: Term, source: Node, obstacle: Reason | None) -> Term:
     return replace(term, node=source, obstacle=obstacle)
 
 
-def _cast_obstacle(source: Node, node: Node) -> Reason:
-    before, after = dtype_text(tensor(source).dtype), dtype_text(tensor(node).dtype)
+def _cast_obstacle(source: Node, node: Node) -> Reason | None:
+    """Why a fused op cannot give `source` the dtype of `node`; None if it can, or need not."""
+    dtypes = tensor(source).dtype, tensor(node).dtype
+    if dtypes[0] == dtypes[1] or (dtypes[0] in _WIDENED and dtypes[1] == torch.float32):
+        return None
+    before, after = map(dtype_text, dtypes)
     text = f"{node.name} makes the {before} product {after}, and the sum over the ranks must be {after} too"
     return Reason("cast", text)
 
@@ -246,7 +257,7 @@ def _branches(term: Term) -> list[Term]:
             continue
         if not same(tensor(side).shape, tensor(node).shape):
             continue
-        obstacle = None if tensor(side).dtype == tensor(node).dtype else _cast_obstacle(side, node)
+        obstacle = _cast_obstacle(side, node)
         joined = Addition(other, node, term.steps, term.scale)
         branches.append(_step_back(replace(term, others=(*term.others, joined)), side, obstacle))
     return branches

@@ -61,7 +61,7 @@ def op_us(problem: Problem, plan: Plan) -> float:
         keep = keep_rate(tile, plan.reserve) if problem.return_gathered else 0.0
         return max(gather_us(rounds, shards, keep=keep), _least_us(problem, copies))
     order = scatter_order(problem, plan, 0)
-    tile_bytes = problem.itemsize * tile.m * tile.n * tile.cluster_m * tile.cluster_n
+    tile_bytes = problem.result_itemsize * tile.m * tile.n * tile.cluster_m * tile.cluster_n
     addition = KERNEL.addition.value + (problem.world - 2) * KERNEL.partial.value
     if plan.direction == "store":
         turns = Turns(*order.turns(rounds[0].at_once))

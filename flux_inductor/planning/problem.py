@@ -28,6 +28,7 @@ class Problem:
         columns: N of each weight on this rank; exactly one (the whole N) for matmul_reduce_scatter.
         depth: K on this rank.
         dtype: "bf16", "fp16" or "fp32".
+        result: dtype in which matmul_reduce_scatter adds and returns; "": `dtype`. Partials travel in it.
         return_gathered: all_gather_matmul also returns the gathered tensor.
         addend: matmul_reduce_scatter adds another tensor before it reduces.
         layout: "k_major" if every weight [K, N] lies column by column, as in x @ W.t(), else "n_major".
@@ -44,6 +45,7 @@ class Problem:
     return_gathered: bool = False
     addend: bool = False
     layout: Layout = "k_major"
+    result: str = ""
 
     def __post_init__(self) -> None:
         # Compilers hand over known sizes as sympy integers, too.
@@ -52,10 +54,14 @@ class Problem:
         object.__setattr__(self, "columns", tuple(_plain(size) for size in self.columns))
         assert self.world >= 1, self.world
         assert self.dtype in ITEMSIZE, self.dtype
+        assert self.result in ("", self.dtype, "fp32"), self.result
+        if self.result == self.dtype:
+            object.__setattr__(self, "result", "")
         assert self.columns
         if self.kind == "all_gather_matmul":
             assert self.split == "rows"
             assert not self.addend
+            assert not self.result, self.result
         else:
             assert len(self.columns) == 1, self.columns
             assert not self.return_gathered
@@ -64,8 +70,13 @@ class Problem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Bytes of one element of the operands."""
         return ITEMSIZE[self.dtype]
+
+    @property
+    def result_itemsize(self) -> int:
+        """Bytes of one element of what matmul_reduce_scatter moves and returns."""
+        return ITEMSIZE[self.result or self.dtype]
 
     @property
     def m(self) -> Size:
@@ -92,7 +103,7 @@ class Problem:
         if self.kind == "all_gather_matmul":
             return self.strips * self.rows * self.depth * self.itemsize
         other = self.rows if self.split == "columns" else self.columns[0]
-        return self.strips * self.extent * other * self.itemsize
+        return self.strips * self.extent * other * self.result_itemsize
 
     @property
     def moved_bytes(self) -> Size:

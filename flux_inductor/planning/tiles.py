@@ -156,6 +156,10 @@ def kernel_limit(problem: Problem) -> str:
     """
     if problem.dtype == "fp32":
         return "the CUDA kernels multiply bf16 and fp16; fp32 stays unfused"
+    if problem.result:
+        return (
+            f"the CUDA kernels sum partials in the product's dtype, {problem.dtype}; fp32 sums stay unfused"
+        )
     if problem.split == "columns":
         return "the CUDA kernels scatter rows; a scatter along the last dim stays unfused"
     if problem.world > MOST_RANKS:

@@ -78,6 +78,7 @@ class Executes(Protocol):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
+        out_dtype: torch.dtype | None = None,
     ) -> Tensor: ...
 
 
@@ -135,7 +136,8 @@ class PreparesNothing:
         scatter_dim: int,
         reduce_op: str,
         scale: float,
+        out_dtype: torch.dtype | None = None,
     ) -> ScatterRun:
         return lambda x, weight, bias, addend: self.matmul_reduce_scatter(
-            x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale
+            x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale, out_dtype
         )

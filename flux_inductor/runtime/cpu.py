@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from flux_inductor.planning.plan import Plan
@@ -142,10 +143,12 @@ class CpuEngine(PreparesNothing):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
+        out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         world = state.world
         shape = [*x.shape[:-1], weight.shape[1]]
-        result = x.new_empty([*shape[:scatter_dim], shape[scatter_dim] // world, *shape[scatter_dim + 1 :]])
+        part = [*shape[:scatter_dim], shape[scatter_dim] // world, *shape[scatter_dim + 1 :]]
+        result = x.new_empty(part, dtype=out_dtype)
         if result.numel() == 0:  # the same on all ranks
             return result
         columns = scatter_dim == x.dim() - 1
@@ -162,6 +165,7 @@ class CpuEngine(PreparesNothing):
             scale=scale,
             factor=1 / world if reduce_op == "avg" else 1.0,
         )
-        descriptor = f"matmul_reduce_scatter ({reduce_op}) of {x.dtype} {shape} along {scatter_dim}, {plan}"
+        dtypes = x.dtype if result.dtype == x.dtype else f"{x.dtype} as {result.dtype}"
+        descriptor = f"matmul_reduce_scatter ({reduce_op}) of {dtypes} {shape} along {scatter_dim}, {plan}"
         scatter.run(plan, descriptor)
         return result

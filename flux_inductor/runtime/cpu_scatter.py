@@ -26,7 +26,7 @@ class Scatter:
         x: [strips, world * rows, K], or [1, all rows, K] if the product is scattered along its columns.
         weight: [K, N].
         addend: of the product's shape, with x's strips and rows.
-        result: where this rank's part goes; contiguous.
+        result: where this rank's part goes; contiguous. Partials have its dtype.
         scale: of the product. factor: of the sum over the ranks.
     """
 
@@ -49,7 +49,7 @@ class Scatter:
             self.extent, self.across = rows // world, self.strips * columns
 
     def run(self, plan: Plan, descriptor: str) -> None:
-        state, dtype, push = self.state, self.x.dtype, plan.direction == "push"
+        state, dtype, push = self.state, self.result.dtype, plan.direction == "push"
         layout = scatter_layout(state.world, state.rank, self.extent, self.across, dtype.itemsize, plan)
         peers = (state.world - 1) * layout.size
         need = peers * dtype.itemsize

@@ -191,6 +191,7 @@ class CudaEngine:
         scatter_dim: int,
         reduce_op: str,
         scale: float,
+        out_dtype: torch.dtype | None = None,
     ) -> ScatterRun:
         state = state_of(group, CudaGroup)
         state.use(x.device)
@@ -199,7 +200,8 @@ class CudaEngine:
         shape = [*x.shape[:-1], weight.shape[1]]
         shape[scatter_dim] //= state.world
         if 0 in shape:  # on all ranks alike
-            return lambda x, weight, bias, addend: x.new_empty(shape)
+            return lambda x, weight, bias, addend: x.new_empty(shape, dtype=out_dtype)
+        dtype = out_dtype or x.dtype
         factor = 1 / state.world if reduce_op == "avg" else 1.0
         x_fits, stride = row_stride(x)
         weight_fits, layout, leading = weight_strides(weight)
@@ -215,9 +217,10 @@ class CudaEngine:
             reduce_op,
             scale * factor,
             addend is not None,
+            dtype,
         )
-        result = _maker(shape, x.dtype)
-        partials = _maker([prepared.partials], x.dtype) if prepared.partials else None
+        result = _maker(shape, dtype)
+        partials = _maker([prepared.partials], dtype) if prepared.partials else None
         fits = (x_fits, weight_fits, term_fits(bias), term_fits(addend))
         placed = all(map(in_place, (x, weight, bias, addend), fits))
         return _Scatter(state, prepared, x_fits, weight_fits, placed, result, partials, factor)

@@ -111,8 +111,9 @@ def prepare_scatter(
     reduce_op: str,
     scale: float,
     has_addend: bool,
+    result: torch.dtype | None = None,
 ) -> Prepared:
-    """matmul_reduce_scatter of x with that shape, `row_stride` elements from row to row.
+    """matmul_reduce_scatter of x with that shape, `row_stride` elements from row to row, into that dtype.
 
     Raises:
         ValueError: the kernels cannot run it, or the plan's tile was not compiled.
@@ -129,6 +130,7 @@ def prepare_scatter(
         dtype=DTYPES.get(dtype, "fp32"),
         split="columns" if by_columns else "rows",
         addend=has_addend,
+        result="fp32" if result == torch.float32 else "",
     )
     plan = _fit(problem, plan)
     kernel = kernel_for(problem.kind, plan.tile, problem.dtype, layout)
@@ -141,13 +143,14 @@ def prepare_scatter(
     size.group = min(plan.sweep, tiles.rows)
     size.chunk_columns = min(columns_of_chunk(tile, plan.width), tiles.columns)
     chunks = world * kernels.scatter_chunks_per_part(kernel, size)
+    as_result = f" as {problem.result}" if problem.result else ""
     moved, store = _int(problem.moved_bytes), plan.direction == "store"
     return Prepared(
         call=kernels.ScatterCall(kernel, size, store, plan.reserve),
-        descriptor=f"matmul_reduce_scatter ({reduce_op}) of {problem.dtype} {list(shape)} with N = {columns} "
-        f"along {scatter_dim}, scale {scale}, {plan}",
+        descriptor=f"matmul_reduce_scatter ({reduce_op}) of {problem.dtype}{as_result} {list(shape)} with "
+        f"N = {columns} along {scatter_dim}, scale {scale}, {plan}",
         need=Need(slot_bytes=moved, signals=chunks, counters=chunks),
-        partials=0 if store else moved // problem.itemsize,
+        partials=0 if store else moved // problem.result_itemsize,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
 from flux_inductor import _core, environment
@@ -51,6 +52,7 @@ class Engine(Protocol):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
+        out_dtype: torch.dtype | None = None,
     ) -> ScatterRun: ...
 
 

@@ -26,9 +26,20 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, out: 
 
 
 def multiply_strips(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, out: Tensor) -> None:
-    """The same for each strip of [strips, rows, K], into [strips, rows, N]; the strips may lie apart."""
+    """The same for each strip of [strips, rows, K], into [strips, rows, N]; the strips may lie apart.
+
+    If `out` has a wider dtype, the product alone is in x's.
+    """
     strips, rows, _ = x.shape
-    if strips == 1:
+    if out.dtype != x.dtype:
+        product = x.new_empty(out.shape)
+        multiply_strips(x, weight, None, 1.0, product)
+        out.copy_(product)
+        if scale != 1.0:
+            out.mul_(scale)
+        if bias is not None:
+            out.add_(bias)
+    elif strips == 1:
         multiply(x[0], weight, bias, scale, out[0])
     elif out.is_contiguous():
         multiply(x.reshape(strips * rows, -1), weight, bias, scale, out.view(strips * rows, -1))

@@ -61,8 +61,15 @@ class ReferenceEngine(PreparesNothing):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
+        out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        product = multiply(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, bias, scale)
+        flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        if out_dtype in (None, x.dtype):
+            product = multiply(flat, weight, bias, scale)
+        else:
+            product = torch.mm(flat, weight).to(out_dtype)
+            product = product if scale == 1.0 else product * scale
+            product = product if bias is None else product + bias
         product = product.view(*x.shape[:-1], weight.shape[1])
         if addend is not None:
             product = product + addend

@@ -124,6 +124,7 @@ def _matmul_reduce_scatter(
     dims: list[int],
     ops: list[str],
     scales: list[float],
+    dtypes: list[torch.dtype] | None = None,
 ) -> Values:
     whole = []
     for rank, (mine, weight) in enumerate(zip(x, weights, strict=True)):
@@ -134,7 +135,13 @@ def _matmul_reduce_scatter(
     return _reduce_scatter(whole, ops, dim=dims[0])
 
 
+def _convert(x: list[Tensor], dtypes: list[torch.dtype]) -> Values:
+    kept = x[0].is_floating_point() and dtypes[0].is_floating_point
+    return x if kept else [_widen(one.to(dtypes[0])) for one in x]
+
+
 _DEFINITIONS: dict[Any, Callable[..., Values]] = {
+    torch.ops.prims.convert_element_type.default: _convert,
     _FUNCTIONAL.all_gather_into_tensor.default: _all_gather,
     _FUNCTIONAL.reduce_scatter_tensor.default: _reduce_scatter,
     _FUNCTIONAL.all_reduce.default: _all_reduce,

@@ -46,6 +46,20 @@ def columns(x: Tensor, w: Tensor, v: Tensor, b: Tensor) -> Tensor:
     return scatter(F.linear(x, w) + b, 2, world())
 
 
+def fp32_sums(x: Tensor, w: Tensor, v: Tensor, b: Tensor) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return scatter((F.linear(x, w, b) * 0.3).to(wide) + F.linear(x, v), 1, world(), "avg")
+
+
+def autocast(x: Tensor, up: Tensor, down: Tensor, b: Tensor) -> Tensor:
+    """fp32 parameters and residual stream, bf16 products."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x, up, down, b = x.to(wide), up.to(wide), down.to(wide), b.detach().to(wide)
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = F.silu(F.linear(gather(x, 1, world()), up))
+        return scatter(F.linear(hidden, down) + b, 1, world())
+
+
 PROGRAMS: dict[str, tuple[Program, bool, int]] = {
     # program, whether it has a backward, collectives that are fused
     "shared_gather": (shared_gather, True, 2),
@@ -53,6 +67,8 @@ PROGRAMS: dict[str, tuple[Program, bool, int]] = {
     "trimmed_and_permuted": (trimmed_and_permuted, False, 1),
     "sums": (sums, False, 1),
     "columns": (columns, False, 1),
+    "fp32_sums": (fp32_sums, False, 1),
+    "autocast": (autocast, True, 4),
 }
 SIZE = 24
 
