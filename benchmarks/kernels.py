@@ -105,7 +105,7 @@ def reduce_scatter_candidates(group: VirtualGroup, m: int, n: int, k: int) -> Ca
     yield "cublas, other layout", cublas(group, [x[0] for x in xs], [w.contiguous() for w in ws])
     alone = group.alone()
     for entry in kernels.matmul_reduce_scatter_kernels():
-        if (entry.element, entry.layout) != ("bf16", "k_major"):
+        if (entry.element, entry.result, entry.layout) != ("bf16", "bf16", "k_major"):
             continue
         tile_m, tile_n = (int(size) for size in entry.tile.split("x")[:2])
         local = MatmulReduceScatterCall(alone, xs[:1], ws[:1], entry.tile, sweep=1024 // tile_m)

@@ -103,6 +103,7 @@ struct AllGatherMatmulTraits {
   static AllGatherMatmulKernel entry() {
     return {Config::tile,
             type,
+            type,
             layout,
             Kernel::SharedStorageSize,
             Kernel::DispatchPolicy::Stages,

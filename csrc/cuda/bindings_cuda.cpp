@@ -87,15 +87,19 @@ void bind_problems(py::module_& m) {
                   &S::multiprocessors, "wait_limit_ns", &S::wait_limit_ns, "errors", &S::errors);
 }
 
+char const* name_of(ElementType type) {
+  if (type == ElementType::fp32) return "fp32";
+  return type == ElementType::bf16 ? "bf16" : "fp16";
+}
+
 template <class Problem>
 void bind_kernels(py::module_& m, char const* class_name, char const* list_name,
                   std::vector<KernelEntry<Problem>> const& (*kernels)()) {
   using Entry = KernelEntry<Problem>;
   py::class_<Entry>(m, class_name)
       .def_property_readonly("tile", [](Entry const& e) { return to_string(e.tile); })
-      .def_property_readonly(
-          "element",
-          [](Entry const& e) { return e.element == ElementType::bf16 ? "bf16" : "fp16"; })
+      .def_property_readonly("element", [](Entry const& e) { return name_of(e.element); })
+      .def_property_readonly("result", [](Entry const& e) { return name_of(e.result); })
       .def_property_readonly(
           "layout",
           [](Entry const& e) { return e.layout == WeightLayout::k_major ? "k_major" : "n_major"; })
@@ -133,7 +137,7 @@ void bind_module(py::module_& m) {
     PartialsPush push{};
     fill(push.partials, partials);
     fill(push.arrived, arrived);
-    push_partials(p, kernel.tile, push, stream_of(stream));
+    push_partials(p, kernel, push, stream_of(stream));
   });
 }
 

@@ -9,7 +9,7 @@
 namespace flux_inductor::cuda {
 namespace {
 
-constexpr size_t kElementSize = 2;          // bf16 and fp16
+constexpr size_t kElementSize = 2;          // bf16 and fp16; fp32 counts as two
 constexpr int64_t kMostPitch = 0x7fffffff;  // bytes between rows of a 2-D copy, by CUDA
 
 char* at(void* base, int64_t elements) {
@@ -87,15 +87,17 @@ Epoch const* last_signal(AllGatherMatmul const& p, ShardPush const& push) {
          chunks.signal_of(p.rank, last_row, chunks.slices() - 1);
 }
 
-void push_partials(MatmulReduceScatter const& p, Tile const& tile, PartialsPush const& push,
-                   cudaStream_t stream) {
-  ScatterSchedule schedule = p.schedule(tile);
+void push_partials(MatmulReduceScatter const& p, MatmulReduceScatterKernel const& kernel,
+                   PartialsPush const& push, cudaStream_t stream) {
+  int64_t elements = bytes_of(kernel.result) / kElementSize, n = p.n * elements;
+  ScatterSchedule schedule = p.schedule(kernel.tile);
   int chunks = schedule.chunks(schedule.parts()).per_part();
   schedule.each_chunk([&](ScatterChunk const& chunk) {
     wait_for_counter(p.counters + chunk.part * chunks + chunk.index, chunk.tiles, stream);
-    int64_t first = int64_t(chunk.first_row) * p.n + chunk.first_column;
-    copy_matrix(at(push.partials[chunk.part], first), p.n, at(p.parts[chunk.part], first), p.n,
-                chunk.last_column - chunk.first_column, chunk.last_row - chunk.first_row, stream);
+    int64_t first = chunk.first_row * n + chunk.first_column * elements;
+    copy_matrix(at(push.partials[chunk.part], first), n, at(p.parts[chunk.part], first), n,
+                (chunk.last_column - chunk.first_column) * elements,
+                chunk.last_row - chunk.first_row, stream);
     send_signal(push.arrived[chunk.part] + p.rank * chunks + chunk.index, p.epoch, stream);
   });
 }

@@ -30,7 +30,7 @@ struct PartialsPush {
   void* partials[kMaxRanks];
   Epoch* arrived[kMaxRanks];
 };
-void push_partials(MatmulReduceScatter const& problem, Tile const& tile, PartialsPush const& push,
-                   cudaStream_t stream);
+void push_partials(MatmulReduceScatter const& problem, MatmulReduceScatterKernel const& kernel,
+                   PartialsPush const& push, cudaStream_t stream);
 
 }  // namespace flux_inductor::cuda

@@ -13,13 +13,15 @@ namespace flux_inductor::cuda {
 
 inline constexpr int kMaxRanks = 8;  // whose memory one kernel can address
 
-enum class ElementType : int { bf16 = 0, fp16 = 1 };
+enum class ElementType : int { bf16 = 0, fp16 = 1, fp32 = 2 };  // fp32 of results alone
+constexpr int bytes_of(ElementType type) { return type == ElementType::fp32 ? 4 : 2; }
 enum class WeightLayout : int { k_major = 0, n_major = 1 };
 
 template <class Problem>
 struct KernelEntry {
   Tile tile;
   ElementType element;
+  ElementType result;  // that of a scatter's partials, bias and addend, too
   WeightLayout layout;
   int shared_memory;  // bytes per block
   int stages;         // of the mainloop's pipeline

@@ -37,8 +37,9 @@ struct TileConfig {
 };
 
 template <ElementType type>
-using ElementOf =
-    std::conditional_t<type == ElementType::bf16, cutlass::bfloat16_t, cutlass::half_t>;
+using ElementOf = std::conditional_t<
+    type == ElementType::fp32, float,
+    std::conditional_t<type == ElementType::bf16, cutlass::bfloat16_t, cutlass::half_t>>;
 
 // [M, K, L] and [M, N, L], rows contiguous. L runs over strips and ranks.
 using RowStride = cute::Stride<int64_t, cute::_1, int64_t>;

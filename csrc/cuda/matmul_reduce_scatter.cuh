@@ -17,12 +17,12 @@ struct Deepest<Make, stages, true> {
   using Kernel = Make<stages>;
 };
 
-template <class Config, ElementType type, WeightLayout layout>
+template <class Config, ElementType type, WeightLayout layout, ElementType result>
 struct MatmulReduceScatterTraits {
   using Element = ElementOf<type>;
   template <int stages>
   using KernelWith =
-      ScatterKernel<Config, type,
+      ScatterKernel<Config, result,
                     Mainloop<Config, type, layout, cutlass::gemm::collective::StageCount<stages>>>;
   using Kernel = typename Deepest<KernelWith>::Kernel;
   static_assert(Kernel::SharedStorageSize <= kSharedMemory);
@@ -37,7 +37,7 @@ struct MatmulReduceScatterTraits {
     params.shape = {p.rows, p.n, p.k, p.strips * p.world};
     params.mainloop = Kernel::Mainloop::to_underlying_arguments(params.shape, operands, nullptr);
     params.scale = p.scale;
-    params.bias = static_cast<Element const*>(p.bias);
+    params.bias = static_cast<ElementOf<result> const*>(p.bias);
     params.output = output(p);
     TileOrder const& order = params.output.order;
     int clusters = order.clusters_at_work(p.multiprocessors, resident_clusters<Kernel>());
@@ -60,19 +60,20 @@ struct MatmulReduceScatterTraits {
     output.limit = {p.wait_limit_ns, p.errors, Op::matmul_reduce_scatter};
     for (int i = 0; i < p.world; ++i) {
       output.delivered[i] = p.delivered[i];
-      output.parts[i] = unit_map<Config, type>(p.parts[i], p.n, p.rows, p.strips);
+      output.parts[i] = unit_map<Config, result>(p.parts[i], p.n, p.rows, p.strips);
       if (i != p.rank)
-        output.partials[i] = unit_map<Config, type>(p.partials[i], p.n, p.rows, p.strips);
+        output.partials[i] = unit_map<Config, result>(p.partials[i], p.n, p.rows, p.strips);
     }
     output.has_addend = p.addend != nullptr;
     if (output.has_addend)
-      output.addend = unit_map<Config, type>(p.addend, p.n, p.rows, p.strips * p.world);
+      output.addend = unit_map<Config, result>(p.addend, p.n, p.rows, p.strips * p.world);
     return output;
   }
 
   static MatmulReduceScatterKernel entry() {
     return {Config::tile,
             type,
+            result,
             layout,
             Kernel::SharedStorageSize,
             Kernel::kStages,
@@ -80,5 +81,11 @@ struct MatmulReduceScatterTraits {
             &resident_clusters<Kernel>};
   }
 };
+
+// As compile_menu() takes them.
+template <class Config, ElementType type, WeightLayout layout>
+using ResultsLikeOperands = MatmulReduceScatterTraits<Config, type, layout, type>;
+template <class Config, ElementType type, WeightLayout layout>
+using ResultsInFp32 = MatmulReduceScatterTraits<Config, type, layout, ElementType::fp32>;
 
 }  // namespace flux_inductor::cuda

@@ -18,8 +18,9 @@ struct MatmulReduceScatter {
   int64_t x_row_stride;
   void const* weight;
   int64_t weight_stride;  // elements between rows of [n, k] (k_major) or [k, n] (n_major)
-  void const* bias;       // [n] or null
-  void const* addend;     // [strips, world * rows, n] contiguous or null
+  // In the dtype of the results, like partials:
+  void const* bias;    // [n] or null
+  void const* addend;  // [strips, world * rows, n] contiguous or null
   float scale;
   // [strips, rows, n] contiguous each. parts[i], i != rank: where this rank's tiles of part i go,
   // to be moved to rank i; parts[rank]: the result. partials[i], i != rank: where rank i's tiles of

@@ -4,7 +4,7 @@
 namespace flux_inductor::cuda {
 
 std::vector<MatmulReduceScatterKernel> matmul_reduce_scatter_bf16_n_major() {
-  return compile_menu<MatmulReduceScatterTraits, ElementType::bf16, WeightLayout::n_major>(
+  return compile_menu<ResultsLikeOperands, ElementType::bf16, WeightLayout::n_major>(
       MatmulReduceScatterMenu{});
 }
 

@@ -4,7 +4,7 @@
 namespace flux_inductor::cuda {
 
 std::vector<MatmulReduceScatterKernel> matmul_reduce_scatter_fp16_k_major() {
-  return compile_menu<MatmulReduceScatterTraits, ElementType::fp16, WeightLayout::k_major>(
+  return compile_menu<ResultsLikeOperands, ElementType::fp16, WeightLayout::k_major>(
       MatmulReduceScatterMenu{});
 }
 

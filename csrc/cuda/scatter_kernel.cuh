@@ -32,10 +32,10 @@
 
 namespace flux_inductor::cuda {
 
-template <class Config, ElementType type, class Mainloop_>
+template <class Config, ElementType result, class Mainloop_>
 class ScatterKernel {
-  using Element = ElementOf<type>;
-  using U = Units<Config>;
+  using Result = ElementOf<result>;
+  using U = Units<Config, sizeof(Result)>;
   static constexpr int kGroups = Config::tile.m == 64 ? 1 : 2;  // multiply one tile
   static constexpr int kMathThreads = kGroups * cutlass::NumThreadsPerWarpGroup;
 
@@ -74,7 +74,7 @@ class ScatterKernel {
     cute::Shape<int, int, int, int> shape;  // rows of a part, N, K, parts and strips
     typename Mainloop::Params mainloop;
     float scale;
-    Element const* bias;  // [N] or null
+    Result const* bias;  // [N] or null
     ScatterOutput::Params output;
     ClaimedTiles::Params tiles;
   };
@@ -216,7 +216,7 @@ class ScatterKernel {
       mainloop.mma_tail(pipeline, state, steps);
       state.advance(steps);
 
-      TileRegisters<Config, Element, kGroups> registers(thread);
+      TileRegisters<Config, Result, kGroups> registers(thread);
       int column = column_of(tile, 0);
       registers.scale(sums, params.scale);
       if (params.bias != nullptr)

@@ -24,11 +24,11 @@ namespace flux_inductor::cuda {
 // A tile as a grid of units of 64 rows, which one warpgroup has in its registers and one TMA
 // operation moves. Rows of a unit are swizzled as TMA does it, so that neither side has bank
 // conflicts.
-template <class Config>
+template <class Config, int ElementBytes>
 struct Units {
   static constexpr int kRows = 64;
-  static constexpr int kColumns = 64;
-  static constexpr int kPitch = kColumns * 2;  // bytes; elements have two
+  static constexpr int kPitch = 128;  // bytes, of one swizzled row
+  static constexpr int kColumns = kPitch / ElementBytes;
   static constexpr int kBytes = kRows * kPitch;
   static constexpr int kDown = Config::tile.m / kRows;
   static constexpr int kAcross = Config::tile.n / kColumns;
@@ -36,7 +36,7 @@ struct Units {
   static constexpr int kTileBytes = kCount * kBytes;
   static_assert(Config::tile.n % kColumns == 0);
 
-  // A stage of the mainloop, and how many units fit its two parts.
+  // A stage of the mainloop, whose elements have two bytes, and how many units fit its two parts.
   static constexpr int kBytesA = Config::tile.m * Config::tile.k * 2;
   static constexpr int kBytesB = Config::tile.n * Config::tile.k * 2;
   static constexpr int kInA = kBytesA / kBytes;
@@ -49,18 +49,19 @@ struct Units {
 // A matrix [blocks, rows, columns] as TMA reads and writes it, unit by unit. Its ends are cut off.
 template <class Config, ElementType type>
 CUtensorMap unit_map(void const* address, int columns, int rows, int blocks) {
-  using U = Units<Config>;
+  using U = Units<Config, bytes_of(type)>;
   CUtensorMap map;
   cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(rows), cuuint64_t(blocks)};
-  cuuint64_t strides[] = {cuuint64_t(columns) * 2, cuuint64_t(columns) * 2 * cuuint64_t(rows)};
+  cuuint64_t row = cuuint64_t(columns) * bytes_of(type);
+  cuuint64_t strides[] = {row, row * cuuint64_t(rows)};
   cuuint32_t box[] = {U::kColumns, U::kRows, 1};
   cuuint32_t steps[] = {1, 1, 1};
+  constexpr CUtensorMapDataType kTypes[] = {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                                            CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                                            CU_TENSOR_MAP_DATA_TYPE_FLOAT32};
   CUresult result =
-      cuTensorMapEncodeTiled(&map,
-                             type == ElementType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                             3, const_cast<void*>(address), sizes, strides, box, steps,
-                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      cuTensorMapEncodeTiled(&map, kTypes[int(type)], 3, const_cast<void*>(address), sizes, strides,
+                             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check_cuda(result, "cuTensorMapEncodeTiled");
   return map;
@@ -68,11 +69,14 @@ CUtensorMap unit_map(void const* address, int columns, int rows, int blocks) {
 
 // What one thread has of a tile, by the layout of wgmma's results (PTX ISA, wgmma.mma_async,
 // accumulator D): columns 8 j + 2 (lane % 4) + {0, 1} of rows lane / 4 + {0, 8} of its warp's 16.
-// Four 8x8 matrices of ldmatrix and stmatrix are 16 columns of that.
+// Elements of two bytes: four 8x8 matrices of ldmatrix and stmatrix are 16 columns of that. Of four
+// bytes: pairs, in an order in which rows that lie in the same banks take turns.
 template <class Config, class Element, int Groups>
 class TileRegisters {
+  static constexpr bool kWide = sizeof(Element) == 4;
+
  public:
-  using U = Units<Config>;
+  using U = Units<Config, sizeof(Element)>;
   static constexpr int kSteps = U::kDown / Groups;  // units below one another, of one warpgroup
 
   // `thread` among those that multiply the tile.
@@ -80,9 +84,10 @@ class TileRegisters {
       : group_(thread / cutlass::NumThreadsPerWarpGroup),
         pair_(thread % 4 * 2),
         column_(first_column(thread)),
-        row_(thread % cutlass::NumThreadsPerWarpGroup / cutlass::NumThreadsPerWarp * 16 *
-                 U::kPitch +
-             thread % 16 * U::kPitch) {}
+        row_((thread % cutlass::NumThreadsPerWarpGroup / cutlass::NumThreadsPerWarp * 16 +
+              (kWide ? thread % cutlass::NumThreadsPerWarp / 4 : thread % 16)) *
+             U::kPitch),
+        odd_(thread / 4 % 2) {}
 
   template <class Accumulators>
   CUTLASS_DEVICE static void scale(Accumulators& sums, float factor) {
@@ -98,8 +103,7 @@ class TileRegisters {
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < Config::tile.n / 8; ++j) {
       if (8 * j + pair_ >= columns) continue;
-      uint32_t bits = __ldg(reinterpret_cast<uint32_t const*>(bias + 8 * j + pair_));
-      Pair pair = to_float(bits);
+      Pair pair = pair_at(bias + 8 * j + pair_);
       CUTLASS_PRAGMA_UNROLL
       for (int step = 0; step < kSteps; ++step) {
         CUTLASS_PRAGMA_UNROLL
@@ -111,30 +115,56 @@ class TileRegisters {
   // at(unit): its address in shared memory.
   template <class Accumulators, class UnitAt>
   CUTLASS_DEVICE void add_source(Accumulators& sums, UnitAt at) const {
-    for_each_quad(at, [&](int first, char* place) {
-      uint32_t bits[4];
-      cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<cute::uint128_t*>(place), bits[0], bits[1],
-                                    bits[2], bits[3]);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 8; ++i) sums(first + i) += to_float(bits[i / 2])[i % 2];
-    });
+    if constexpr (kWide) {
+      for_each_two_pairs(at, [&](int first, int second, float2* place, float2* other) {
+        float2 a = *place, b = *other;
+        sums(first) += odd_ ? b.x : a.x;
+        sums(first + 1) += odd_ ? b.y : a.y;
+        sums(second) += odd_ ? a.x : b.x;
+        sums(second + 1) += odd_ ? a.y : b.y;
+      });
+    } else {
+      for_each_quad(at, [&](int first, char* place) {
+        uint32_t bits[4];
+        cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<cute::uint128_t*>(place), bits[0], bits[1],
+                                      bits[2], bits[3]);
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 8; ++i) sums(first + i) += to_float(bits[i / 2])[i % 2];
+      });
+    }
   }
 
   template <class Accumulators, class UnitAt>
   CUTLASS_DEVICE void store(Accumulators const& sums, UnitAt at) const {
-    for_each_quad(at, [&](int first, char* place) {
-      uint32_t bits[4];
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) bits[i] = rounded(sums(first + 2 * i), sums(first + 2 * i + 1));
-      cute::SM90_U32x4_STSM_N::copy(bits[0], bits[1], bits[2], bits[3],
-                                    *reinterpret_cast<cute::uint128_t*>(place));
-    });
+    if constexpr (kWide) {
+      for_each_two_pairs(at, [&](int first, int second, float2* place, float2* other) {
+        float2 a{sums(first), sums(first + 1)}, b{sums(second), sums(second + 1)};
+        *place = odd_ ? b : a;
+        *other = odd_ ? a : b;
+      });
+    } else {
+      for_each_quad(at, [&](int first, char* place) {
+        uint32_t bits[4];
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 4; ++i) bits[i] = rounded(sums(first + 2 * i), sums(first + 2 * i + 1));
+        cute::SM90_U32x4_STSM_N::copy(bits[0], bits[1], bits[2], bits[3],
+                                      *reinterpret_cast<cute::uint128_t*>(place));
+      });
+    }
   }
 
  private:
   using Pair = cutlass::Array<float, 2>;
   static constexpr int kPerStep = Config::tile.n / 2;  // values of a thread
 
+  CUTLASS_DEVICE static Pair pair_at(Element const* place) {
+    if constexpr (kWide) {
+      float2 pair = __ldg(reinterpret_cast<float2 const*>(place));
+      return {pair.x, pair.y};
+    } else {
+      return to_float(__ldg(reinterpret_cast<uint32_t const*>(place)));
+    }
+  }
   CUTLASS_DEVICE static Pair to_float(uint32_t bits) {
     return cutlass::NumericArrayConverter<float, Element, 2>::convert(
         reinterpret_cast<cutlass::Array<Element, 2> const&>(bits));
@@ -161,16 +191,43 @@ class TileRegisters {
     }
   }
 
-  // Of the first matrices' row that the lane points at; 16 bytes at a time are swizzled.
+  // use(first, second, place, other): two pairs of a row, 16 columns apart, by their first values,
+  // and where they lie; where the row is odd, the second one at `place`. In a unit, rows 2 i and
+  // 2 i + 1 have the same 32 bytes of eight columns in the same banks, so that without the exchange
+  // their accesses would collide. So 16 lanes, four rows, have all banks at a time.
+  template <class UnitAt, class Use>
+  CUTLASS_DEVICE void for_each_two_pairs(UnitAt at, Use use) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int across = 0; across < U::kAcross; ++across) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        char* row = at(across * U::kDown + step * Groups + group_) + row_;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          int half = i / 2, j = i % 2;  // 8 rows further down; 8 columns further right
+          int first = step * kPerStep + across * U::kColumns / 2 + 4 * j + 2 * half;
+          char* place = row + half * 8 * U::kPitch;
+          use(first, first + 8, reinterpret_cast<float2*>(place + (column_ ^ (j * 32))),
+              reinterpret_cast<float2*>(place + (column_ ^ (j * 32 + 64))));
+        }
+      }
+    }
+  }
+
+  // Of the first matrices' row that the lane points at, or of the lane's first pair; 16 bytes at a
+  // time are swizzled.
   CUTLASS_DEVICE static int first_column(int thread) {
     int lane = thread % cutlass::NumThreadsPerWarp;
-    return (lane / 16 ^ lane % 8) * 16;
+    if constexpr (!kWide) return (lane / 16 ^ lane % 8) * 16;
+    int row = lane / 4;
+    return (lane % 4 / 2 ^ row) * 16 + lane % 2 * 8 ^ row % 2 * 64;
   }
 
   int group_;   // warpgroup among those of the tile
   int pair_;    // column of the thread's first two values
   int column_;  // bytes
   int row_;     // bytes
+  bool odd_;    // its row
 };
 
 }  // namespace flux_inductor::cuda

@@ -21,6 +21,9 @@ using AllGatherMatmulMenu =
 using MatmulReduceScatterMenu =
     Menu<TileConfig<256, 192, 2, 1>, TileConfig<128, 256, 2, 1>, TileConfig<256, 128, 2, 1>,
          TileConfig<128, 192, 2, 1>, TileConfig<128, 128, 2, 1>, TileConfig<64, 256, 2, 1>>;
+// Results in fp32: a tile takes twice the room, and stages of the mainloop go for it: large tiles
+// would be left with three.
+using MatmulReduceScatterFp32Menu = Menu<TileConfig<128, 192, 2, 1>, TileConfig<128, 128, 2, 1>>;
 
 template <template <class, ElementType, WeightLayout> class Traits, ElementType type,
           WeightLayout layout, class... Configs>

@@ -13,8 +13,7 @@
 namespace flux_inductor::cuda {
 namespace {
 
-constexpr int64_t kElementSize = 2;  // bf16 and fp16
-constexpr Epoch kFirstEpoch = 1;     // signals are zero before it
+constexpr Epoch kFirstEpoch = 1;  // signals are zero before it
 
 bool failed(ErrorRecord const* record) {
   return *const_cast<uint32_t const volatile*>(&record->state) != 0;
@@ -221,7 +220,8 @@ Ran Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cud
   bool store = call.store || (turn.captured && one_queue_);
   Unfinished call_in_graph(turn.captured, captured_.capture);
 
-  int64_t part_bytes = int64_t(problem.strips) * problem.rows * problem.n * kElementSize;
+  int64_t part_bytes =
+      int64_t(problem.strips) * problem.rows * problem.n * bytes_of(call.kernel->result);
   PartialsPush push{};
   for (int i = 0; i < world; ++i) {
     if (i == rank) {
@@ -264,7 +264,7 @@ Ran Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cud
   // hold up the kernel that they are for. So the kernel cannot wait for the copies: another thread
   // may keep this one from queueing them, in a call of CUDA's that waits for the kernel.
   call.kernel->launch(problem, stream);
-  push_partials(problem, call.kernel->tile, push, side.copies);
+  push_partials(problem, *call.kernel, push, side.copies);
   fork.join();
   call_in_graph.finish();
   return end(turn, stream);

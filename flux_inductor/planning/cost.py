@@ -27,7 +27,7 @@ from flux_inductor.planning.fit import fitted, op_us
 from flux_inductor.planning.machine import MachineModel
 from flux_inductor.planning.plan import UNFUSED, Direction, Plan
 from flux_inductor.planning.problem import Kind, Problem
-from flux_inductor.planning.tiles import MENUS
+from flux_inductor.planning.tiles import menu_of
 
 Terms = SimpleNamespace
 Microseconds = Any  # float, or sympy.Expr when a term is one
@@ -184,7 +184,7 @@ def predict(problem: Problem, plan: Plan, machine: MachineModel) -> Microseconds
     tells the time of the kernel that the plan will get.
     """
     if plan.fused and not machine.calls.value and not problem.symbols:
-        return op_us(problem, fitted(problem, plan, MENUS[problem.kind]))
+        return op_us(problem, fitted(problem, plan, menu_of(problem)))
     return plan_us(problem.kind, plan, terms(problem, plan, machine))
 
 

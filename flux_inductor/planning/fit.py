@@ -63,6 +63,7 @@ def op_us(problem: Problem, plan: Plan) -> float:
     order = scatter_order(problem, plan, 0)
     tile_bytes = problem.result_itemsize * tile.m * tile.n * tile.cluster_m * tile.cluster_n
     addition = KERNEL.addition.value + (problem.world - 2) * KERNEL.partial.value
+    addition *= problem.result_itemsize / 2  # fitted to two bytes
     if plan.direction == "store":
         turns = Turns(*order.turns(rounds[0].at_once))
         return max(store_us(rounds[0], turns, tile_bytes, addition), _least_us(problem, 0))
@@ -73,7 +74,8 @@ def op_us(problem: Problem, plan: Plan) -> float:
 
 def _rounds(problem: Problem, tiles: Grid, reserve: int, loss: float = 0.0) -> Rounds:
     """One launch; `loss` is that of its sweep."""
-    one = tile_us(tiles.tile, problem.kind, known(problem.depth)) * (1 + KERNEL.sweep.value * loss)
+    one = tile_us(tiles.tile, problem.kind, known(problem.depth), problem.result_itemsize)
+    one *= 1 + KERNEL.sweep.value * loss
     return Rounds(problem.world, tiles.rows * tiles.columns, at_once(tiles.tile, reserve), one)
 
 

@@ -18,7 +18,7 @@ from flux_inductor.planning.machine import KERNEL, MACHINES, MachineModel
 from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, Plan, PlanTable, single
 from flux_inductor.planning.problem import Layout, Problem, Size
 from flux_inductor.planning.table import MOST_ROWS, SizesOfM, table_by_m
-from flux_inductor.planning.tiles import MENUS, MOST_RESERVE, kernel_limit
+from flux_inductor.planning.tiles import MOST_RESERVE, kernel_limit, menu_of
 from flux_inductor.planning.topology import Device, Topology
 from flux_inductor.planning.uneven import uneven
 
@@ -225,7 +225,7 @@ def candidates(problem: Problem, device: Device, reserve: int = 0) -> tuple[Plan
     ]
     if device == "cuda" and not problem.symbols:
         # Different cuts may come out alike, since chunks follow the tiles.
-        menu = MENUS[problem.kind]
+        menu = menu_of(problem)
         plans = list(dict.fromkeys(fitted(problem, plan, menu) for plan in plans))
         plans += uneven(problem, min(plans, key=lambda plan: op_us(problem, plan)), menu)
     return tuple(plans)

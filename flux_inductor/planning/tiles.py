@@ -86,6 +86,14 @@ MENUS: dict[Kind, Menu] = {
     # since tiles end soon (csrc/cuda/scatter_kernel.cuh).
     "matmul_reduce_scatter": (*_COMMON, Tile(128, 128, 64, 2, 1), Tile(64, 256, 64, 2, 1)),
 }
+# Of matmul_reduce_scatter with fp32 results: a tile takes twice the room of the mainloop's stages.
+FP32_MENU: Menu = (Tile(128, 192, 64, 2, 1), Tile(128, 128, 64, 2, 1))
+
+
+def menu_of(problem: Problem) -> Menu:
+    """The tiles for a problem, compiled or not."""
+    return FP32_MENU if problem.result else MENUS[problem.kind]
+
 
 # Bytes of each of the two buffers through which a multiprocessor stores a gathered tensor that is kept: what
 # the mainloop's stages leave of its shared memory (csrc/cuda/keeping_epilogue.cuh).
@@ -133,13 +141,13 @@ def grid(tile: Tile, problem: Problem, columns: int) -> Grid:
     return Grid(tile, *clusters_of(tile.shape, known(problem.strips), known(problem.rows), columns))
 
 
-def tile_us(tile: Tile, kind: Kind, depth: int) -> float:
-    """One tile on one multiprocessor, microseconds."""
+def tile_us(tile: Tile, kind: Kind, depth: int, result_bytes: int = 2) -> float:
+    """One tile on one multiprocessor, microseconds; an estimate for results of other than two bytes."""
     loads = 1 + KERNEL.traffic.value * (1 / tile.m + 1 / tile.n)
     multiply = 2 * tile.m * tile.n * depth / (1e6 * KERNEL.rate.value) * loads
     if tile.pingpong:
         return multiply + KERNEL.handover.value
-    return multiply + (KERNEL.epilogue.value if kind == "matmul_reduce_scatter" else 0.0)
+    return multiply + (KERNEL.epilogue.value * result_bytes / 2 if kind == "matmul_reduce_scatter" else 0.0)
 
 
 def keep_rate(tile: Tile, reserve: int = 0) -> float:
@@ -156,10 +164,6 @@ def kernel_limit(problem: Problem) -> str:
     """
     if problem.dtype == "fp32":
         return "the CUDA kernels multiply bf16 and fp16; fp32 stays unfused"
-    if problem.result:
-        return (
-            f"the CUDA kernels sum partials in the product's dtype, {problem.dtype}; fp32 sums stay unfused"
-        )
     if problem.split == "columns":
         return "the CUDA kernels scatter rows; a scatter along the last dim stays unfused"
     if problem.world > MOST_RANKS:

@@ -87,6 +87,7 @@ class _Scatter:
 
     Args:
         partials: makes room for the peers' parts on their way out, if the copy engine moves them.
+        dtype: of bias and addend in the kernel, and of the result.
         factor: of bias and addend, in a mean; the product's is in the kernel's scale. So no sum is larger
             than the mean, which fp16 may hold where it cannot hold the sum.
     """
@@ -98,6 +99,7 @@ class _Scatter:
     in_place: bool
     result: Make
     partials: Make | None
+    dtype: torch.dtype
     factor: float
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None) -> Tensor:
@@ -112,10 +114,12 @@ class _Scatter:
             # Free again for what this stream does next: the copies that read it are joined before.
             partials = None if self.partials is None else self.partials()
             if self.factor != 1.0:
-                bias, addend = (None if term is None else term * self.factor for term in (bias, addend))
+                # In the result's dtype: in a narrower one the quotient would be rounded.
+                terms = (None if term is None else term.to(self.dtype) for term in (bias, addend))
+                bias, addend = (None if term is None else term * self.factor for term in terms)
             if not self.in_place:
                 x, weight = readable(x, self.x_fits), readable(weight, self.weight_fits)
-                bias, addend = readable_term(bias), readable_term(addend)
+                bias, addend = readable_term(bias, self.dtype), readable_term(addend, self.dtype)
         except BaseException as error:  # no memory, say
             state.leave_out(self.prepared, error)
             raise
@@ -221,6 +225,6 @@ class CudaEngine:
         )
         result = _maker(shape, dtype)
         partials = _maker([prepared.partials], dtype) if prepared.partials else None
-        fits = (x_fits, weight_fits, term_fits(bias), term_fits(addend))
+        fits = (x_fits, weight_fits, term_fits(bias, dtype), term_fits(addend, dtype))
         placed = all(map(in_place, (x, weight, bias, addend), fits))
-        return _Scatter(state, prepared, x_fits, weight_fits, placed, result, partials, factor)
+        return _Scatter(state, prepared, x_fits, weight_fits, placed, result, partials, dtype, factor)

@@ -8,8 +8,8 @@ from typing import Any, get_args
 import torch
 
 from flux_inductor import _core
-from flux_inductor.planning.problem import Kind, Layout
-from flux_inductor.planning.tiles import MENUS, Menu
+from flux_inductor.planning.problem import Kind, Layout, Problem
+from flux_inductor.planning.tiles import Menu, menu_of
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -36,26 +36,35 @@ def _compiled(kind: Kind) -> list[Any]:
 
 
 @lru_cache
-def _by_name(kind: Kind) -> dict[tuple[str, str, Layout], Any]:
-    return {(kernel.tile, kernel.element, kernel.layout): kernel for kernel in _compiled(kind)}
+def _by_name(kind: Kind) -> dict[tuple[str, str, str, Layout], Any]:
+    return {(one.tile, one.element, one.result, one.layout): one for one in _compiled(kind)}
 
 
 @lru_cache
-def menu(kind: Kind, dtype: str) -> Menu:
-    """The tiles that plans may name and that were compiled for a dtype."""
-    compiled = {tile for tile, element, layout in _by_name(kind) if (element, layout) == (dtype, LAYOUTS[0])}
-    return tuple(tile for tile in MENUS[kind] if str(tile) in compiled)
+def _tiles(kind: Kind, *dtypes: str) -> frozenset[str]:
+    """Compiled for the dtypes of operands and results."""
+    wanted = (*dtypes, LAYOUTS[0])
+    return frozenset(tile for tile, *variant in _by_name(kind) if tuple(variant) == wanted)
 
 
-def kernel_for(kind: Kind, tile: str, dtype: str, layout: Layout) -> Any:
+def menu(problem: Problem) -> Menu:
+    """The tiles that plans may name for the problem and that were compiled."""
+    compiled = _tiles(problem.kind, problem.dtype, problem.result or problem.dtype)
+    return tuple(tile for tile in menu_of(problem) if str(tile) in compiled)
+
+
+def kernel_for(problem: Problem, tile: str, layout: Layout) -> Any:
     """The kernel of a tile on the menu.
 
     Raises:
         ValueError: it was not compiled for this layout of the weight.
     """
-    kernel = _by_name(kind).get((tile, dtype, layout))
+    kind, dtype, result = problem.kind, problem.dtype, problem.result or problem.dtype
+    kernel = _by_name(kind).get((tile, dtype, result, layout))
     if kernel is None:
-        raise ValueError(f"no {kind} kernel was compiled for tile {tile}, {dtype} and a {layout} weight")
+        raise ValueError(
+            f"no {kind} kernel was compiled for tile {tile}, {dtype} into {result} and a {layout} weight"
+        )
     return kernel
 
 
@@ -73,7 +82,7 @@ def prepare_all() -> None:
 def compiled_variants() -> list[tuple[str, Layout]]:
     """(dtype, layout of the weight) for which both ops were compiled."""
     gather, scatter = (
-        {(element, layout) for _, element, layout in _by_name(kind)}
+        {(element, layout) for _, element, _, layout in _by_name(kind)}
         for kind in ("all_gather_matmul", "matmul_reduce_scatter")
     )
     return sorted(gather & scatter)

@@ -25,13 +25,18 @@ def readable(tensor: Tensor, fits: bool) -> Tensor:
     return tensor if in_place(tensor, fits) else _copy(tensor, fits)
 
 
-def term_fits(term: Tensor | None) -> bool:
-    """Whether the kernels can read a bias or an addend."""
-    return term is None or (term.is_contiguous() and not term.is_neg())
+def term_fits(term: Tensor | None, dtype: torch.dtype | None = None) -> bool:
+    """Whether the kernels can read a bias or an addend, which must have that dtype if one is given."""
+    if term is None:
+        return True
+    return term.is_contiguous() and not term.is_neg() and dtype in (None, term.dtype)
 
 
-def readable_term(term: Tensor | None) -> Tensor | None:
-    return None if term is None else readable(term, term_fits(term))
+def readable_term(term: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
+    if term is None:
+        return None
+    term = term if dtype is None else term.to(dtype)
+    return readable(term, term_fits(term))
 
 
 def negated(terms: Sequence[Tensor | None]) -> bool:

@@ -72,7 +72,7 @@ def prepare_gather(
     strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
     launches, sizes = [], []
     for columns, layout, leading in weights:
-        kernel = kernel_for(problem.kind, plan.tile, problem.dtype, layout)
+        kernel = kernel_for(problem, plan.tile, layout)
         size = kernels.AllGatherMatmul()
         size.world, size.rank, size.strips, size.rows, size.n, size.k = (
             world,
@@ -133,7 +133,7 @@ def prepare_scatter(
         result="fp32" if result == torch.float32 else "",
     )
     plan = _fit(problem, plan)
-    kernel = kernel_for(problem.kind, plan.tile, problem.dtype, layout)
+    kernel = kernel_for(problem, plan.tile, layout)
     size = kernels.MatmulReduceScatter()
     strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
     size.world, size.rank, size.strips, size.rows, size.n, size.k = world, rank, strips, rows, columns, depth
@@ -158,7 +158,7 @@ def _fit(problem: Problem, plan: Plan) -> Plan:
     why = kernel_limit(problem)
     if why:
         raise ValueError(f"{problem.kind}: {why}. Use plan 'unfused' for it")
-    return fitted(problem, plan, menu(problem.kind, problem.dtype))
+    return fitted(problem, plan, menu(problem))
 
 
 def _int(size: object) -> int:

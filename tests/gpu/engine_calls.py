@@ -30,7 +30,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Scatter:
-    """matmul_reduce_scatter of x along `dim` of the product."""
+    """matmul_reduce_scatter of x along `dim` of the product; the terms may have the result's dtype."""
 
     shape: tuple[int, ...]
     columns: int
@@ -41,6 +41,8 @@ class Scatter:
     addend: bool = False
     mean: bool = False
     scale: float = 1.0
+    result: torch.dtype | None = None
+    wide_terms: bool = False
     plan: str = "mesh push chunk=512"
 
 
@@ -99,9 +101,10 @@ class ScatterCall:
         self.case, self.group = case, group
         self.x = _random(*case.shape, dtype=case.dtype)
         self.weight = _weight(case.shape[-1], case.columns, case.dtype, case.transposed)
-        self.bias = _random(case.columns, dtype=case.dtype) if case.bias else None
+        terms = case.result if case.wide_terms and case.result else case.dtype
+        self.bias = _random(case.columns, dtype=terms) if case.bias else None
         product = (*case.shape[:-1], case.columns)
-        self.addend = _random(*product, dtype=case.dtype) if case.addend else None
+        self.addend = _random(*product, dtype=terms) if case.addend else None
 
     def __call__(self) -> list[Tensor]:
         case = self.case
@@ -117,6 +120,7 @@ class ScatterCall:
                 case.dim,
                 reduce,
                 case.scale,
+                case.result,
             )
         ]
 
@@ -128,7 +132,7 @@ class ScatterCall:
         return [result / group.size() if self.case.mean else result]
 
     def unfused(self) -> list[Tensor]:
-        product = (self.x @ self.weight) * self.case.scale
+        product = (self.x @ self.weight).to(self.case.result or self.case.dtype) * self.case.scale
         for term in (self.bias, self.addend):
             product = product if term is None else product + term
         return self._scattered(product)

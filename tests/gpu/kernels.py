@@ -29,7 +29,7 @@ def load_kernels() -> Any:
 
 
 kernels = load_kernels()
-ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def layout_of(weight: torch.Tensor) -> tuple[str, int]:
@@ -40,10 +40,10 @@ def layout_of(weight: torch.Tensor) -> tuple[str, int]:
     return "n_major", weight.stride(0)
 
 
-def find(entries: list[Any], tile: str, weight: torch.Tensor) -> Any:
-    """The entry of a kernel list with this tile that multiplies by this weight."""
-    wanted = (tile, ELEMENTS[weight.dtype], layout_of(weight)[0])
+def find(entries: list[Any], tile: str, weight: torch.Tensor, result: torch.dtype | None = None) -> Any:
+    """The entry of a kernel list with this tile that multiplies by this weight, into that dtype."""
+    wanted = (tile, ELEMENTS[weight.dtype], ELEMENTS[result or weight.dtype], layout_of(weight)[0])
     for entry in entries:
-        if (entry.tile, entry.element, entry.layout) == wanted:
+        if (entry.tile, entry.element, entry.result, entry.layout) == wanted:
             return entry
     raise ValueError(f"no kernel for {wanted}; there are {sorted({e.tile for e in entries})}")

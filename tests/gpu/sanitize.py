@@ -45,7 +45,8 @@ class FewKernels:
         return self._used(kernels.matmul_reduce_scatter_kernels(), SCATTER_TILES)
 
     def _used(self, entries: list[Any], tiles: tuple[str, ...]) -> list[Any]:
-        return [e for e in entries if e.tile in tiles and (e.element, e.layout) == ("bf16", "k_major")]
+        used = ("bf16", "bf16", "k_major")
+        return [e for e in entries if e.tile in tiles and (e.element, e.result, e.layout) == used]
 
 
 def small_group() -> VirtualGroup:

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from flux_inductor.planning.tiles import MENUS
+from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.tiles import MENUS, menu_of
 from flux_inductor.runtime.cuda_kernels import compiled_variants, menu
 from flux_inductor.runtime.errors import DeadGroupError, MismatchError, PeerTimeoutError
 from tests.gpu.engine_calls import Case, Gather, GatherCall, Scatter, error, make
@@ -46,13 +47,19 @@ CASES: list[Case] = [
     Scatter((2, 64), 8, plan=STORE),
     Scatter((4096, 1024), 2048, plan="mesh store chunk=4096"),
     Scatter((4096, 264), 8192, addend=True, plan=STORE),  # so large that own tiles take turns with the peer's
+    Scatter((1024, 512), 768, result=torch.float32),
+    Scatter((1000, 520), 1288, result=torch.float32, bias=True, addend=True, scale=0.5, plan=STORE),
+    Scatter((3, 400, 512), 640, dim=1, result=torch.float32, addend=True, mean=True),
+    Scatter((4096, 264), 8192, result=torch.float32, wide_terms=True, bias=True, addend=True, plan=STORE),
 ]
 
 
 def test_every_tile_that_plans_may_name_was_compiled() -> None:
-    for kind, tiles in MENUS.items():
-        for dtype, _ in compiled_variants():
-            assert menu(kind, dtype) == tiles
+    for dtype, _ in compiled_variants():
+        for kind in MENUS:
+            for result in ("", "fp32") if kind == "matmul_reduce_scatter" else ("",):
+                problem = Problem(kind, 2, 1, 64, (64,), 64, dtype, result=result)
+                assert menu(problem) == menu_of(problem)
 
 
 def variants() -> list[Case]:

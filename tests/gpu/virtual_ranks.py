@@ -104,8 +104,8 @@ class VirtualGroup:
             torch.cuda.synchronize(rank.device)
 
 
-def poisoned(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    return torch.full(shape, torch.nan, dtype=like.dtype, device=like.device)
+def poisoned(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype or like.dtype, device=like.device)
 
 
 def delay(rank: Rank, cycles: int, stream: torch.cuda.Stream | None = None) -> None:
@@ -209,7 +209,8 @@ class AllGatherMatmulCall:
 class MatmulReduceScatterCall:
     """A prepared call on every rank; xs[r] is [strips, world * rows, K] on rank r's device.
 
-    Partials go to their owners by the copy engine ("push") or from the kernel itself ("store").
+    Partials go to their owners by the copy engine ("push") or from the kernel itself ("store"), in the dtype
+    of the results: None stands for that of the operands.
     """
 
     def __init__(
@@ -226,6 +227,7 @@ class MatmulReduceScatterCall:
         wait_limit_ns: int = WAIT_LIMIT_NS,
         multiprocessors: list[int] | None = None,
         direction: str = "push",
+        result: torch.dtype | None = None,
     ) -> None:
         world = group.world
         strips, m, k = xs[0].shape
@@ -233,9 +235,10 @@ class MatmulReduceScatterCall:
         self.group = group
         self.direction = direction
         self.inputs = [xs, weights, biases, addends]
-        self.parts = [poisoned((world, strips, rows, n), x) for x in xs]  # the own one is the result
-        self.arriving = [poisoned((world, strips, rows, n), x) for x in xs]
-        self.entry = find(kernels.matmul_reduce_scatter_kernels(), tile, weights[0])
+        shape = (world, strips, rows, n)
+        self.parts = [poisoned(shape, x, result) for x in xs]  # the own one is the result
+        self.arriving = [poisoned(shape, x, result) for x in xs]
+        self.entry = find(kernels.matmul_reduce_scatter_kernels(), tile, weights[0], result)
         self.problems = []
         for rank, x, weight in zip(group.ranks, xs, weights, strict=True):
             p = kernels.MatmulReduceScatter()

@@ -182,3 +182,12 @@ def test_bytes_of_the_sum_are_counted() -> None:
     assert wide.fused_us is not None
     assert wide.fused_us > narrow.fused_us
     assert wide.unfused_us - narrow.unfused_us > wide.fused_us - narrow.fused_us  # type: ignore[operator]
+
+
+def test_on_gpus_a_small_product_pays_in_bf16_alone() -> None:
+    """The kernels have tiles of 64 rows for results of two bytes only; larger products pay in both."""
+    small, large = ([decision("cuda", rows, 1024, result) for result in ("", "fp32")] for rows in (64, 1024))
+    assert [one.fused for one in small] == [True, False]
+    assert small[1].code == "not-profitable"
+    assert [one.fused for one in large] == [True, True]
+    assert "tile=128x128x64/2x1" in str(large[1].plan)

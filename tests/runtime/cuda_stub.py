@@ -45,11 +45,13 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def memory(address: int, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """The float32 tensor that lies at an address."""
+def memory(
+    address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The tensor that lies at an address."""
     assert address % ALIGNMENT == 0, address
     extent = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
-    values = torch.frombuffer((ctypes.c_float * extent).from_address(address), dtype=torch.float32)
+    values = torch.frombuffer((ctypes.c_char * (extent * dtype.itemsize)).from_address(address), dtype=dtype)
     return values.as_strided(tuple(shape), tuple(strides))
 
 
@@ -57,9 +59,16 @@ def contiguous(address: int, *shape: int) -> Tensor:
     return memory(address, shape, [math.prod(shape[dim + 1 :]) for dim in range(len(shape))])
 
 
-def weight(address: int, depth: int, columns: int, layout: Layout, leading: int) -> Tensor:
+def weight(
+    address: int,
+    depth: int,
+    columns: int,
+    layout: Layout,
+    leading: int,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     strides = (leading, 1) if layout == "n_major" else (1, leading)
-    return memory(address, (depth, columns), strides)
+    return memory(address, (depth, columns), strides, dtype)
 
 
 class StubWorkspace:
@@ -90,9 +99,9 @@ class StubWorkspace:
     def matmul_reduce_scatter(self, call: Any, *operands: Tensor | None) -> bool:
         self.calls += 1
         x, w, bias, addend, partials, result = map(address, operands)
-        shape, row_stride, (columns, layout, leading), dim, scale = call
-        rows = memory(x, (math.prod(shape[:-1]), shape[-1]), (row_stride, 1))
-        value = scale * (rows @ weight(w, shape[-1], columns, layout, leading))
+        shape, dtype, row_stride, (columns, layout, leading), dim, scale = call
+        rows = memory(x, (math.prod(shape[:-1]), shape[-1]), (row_stride, 1), dtype)
+        value = scale * (rows.float() @ weight(w, shape[-1], columns, layout, leading, dtype).float())
         value = value + contiguous(bias, columns) if bias else value
         value = value.view(*shape[:-1], columns)
         value = value + contiguous(addend, *value.shape) if addend else value
@@ -175,8 +184,8 @@ def _prepare_gather(*arguments: Any) -> Prepared:
 
 
 def _prepare_scatter(*arguments: Any) -> Prepared:
-    _, _, shape, _, row_stride, weight_shape, plan, dim, reduce_op, scale, _ = arguments
-    call = (shape, row_stride, weight_shape, dim, scale)
+    _, _, shape, dtype, row_stride, weight_shape, plan, dim, reduce_op, scale, *_ = arguments
+    call = (shape, dtype, row_stride, weight_shape, dim, scale)
     return Prepared(call, f"scatter {call} {plan} {reduce_op}", Need(), partials=8)
 
 

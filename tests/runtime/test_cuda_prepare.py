@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flux_inductor.planning.plan import parse_plan
-from flux_inductor.planning.tiles import MENUS
+from flux_inductor.planning.tiles import menu_of
 from flux_inductor.runtime import cuda_prepare
 from flux_inductor.runtime.cuda_prepare import WeightShape
 
@@ -25,7 +25,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(cuda_prepare, "kernels", kernels)
     monkeypatch.setattr(cuda_prepare, "kernel_for", lambda *_: None)
-    monkeypatch.setattr(cuda_prepare, "menu", lambda kind, dtype: MENUS[kind])
+    monkeypatch.setattr(cuda_prepare, "menu", menu_of)
 
 
 def gather(rows: int, text: str) -> cuda_prepare.Prepared:
@@ -36,11 +36,11 @@ def gather(rows: int, text: str) -> cuda_prepare.Prepared:
     )
 
 
-def scatter(rows: int, text: str) -> cuda_prepare.Prepared:
+def scatter(rows: int, text: str, result: torch.dtype | None = None) -> cuda_prepare.Prepared:
     plan = parse_plan(text).at(rows)
     return cuda_prepare.prepare_scatter(
         *(2, 1, torch.Size((rows, 1024)), torch.bfloat16, 1024, (8192, "k_major", 1024), plan),
-        *(0, "sum", 1.0, False),
+        *(0, "sum", 1.0, False, result),
     )
 
 
@@ -73,6 +73,17 @@ def test_a_scatter_by_a_plan(cut: str, sweep: int, columns: int) -> None:
     assert (prepared.call.group, prepared.call.chunk_columns) == (sweep, columns)
     assert f"chunk={256 * sweep} " in prepared.descriptor
     assert prepared.need.signals == prepared.need.counters == 2 * 7
+
+
+def test_partials_in_fp32() -> None:
+    """As many elements, twice the bytes; and ranks must agree on it."""
+    plain, wide = (scatter(1024, "mesh push chunk=256", result) for result in (None, torch.float32))
+    assert wide.partials == plain.partials == 512 * 8192
+    assert wide.need.slot_bytes == 2 * plain.need.slot_bytes == 4 * wide.partials
+    assert "of bf16 as fp32 [1024, 1024]" in wide.descriptor
+    assert "of bf16 [1024, 1024]" in plain.descriptor
+    with pytest.raises(ValueError, match="no kernel with tile 256x128x64/2x1"):
+        scatter(1024, "mesh push chunk=256 tile=256x128x64/2x1", torch.float32)
 
 
 def test_what_is_larger_than_the_product_counts_as_the_product() -> None:

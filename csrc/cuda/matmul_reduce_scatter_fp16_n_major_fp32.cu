@@ -1,0 +1,11 @@
+#include "matmul_reduce_scatter.cuh"
+#include "tile_menu.cuh"
+
+namespace flux_inductor::cuda {
+
+std::vector<MatmulReduceScatterKernel> matmul_reduce_scatter_fp16_n_major_fp32() {
+  return compile_menu<ResultsInFp32, ElementType::fp16, WeightLayout::n_major>(
+      MatmulReduceScatterFp32Menu{});
+}
+
+}  // namespace flux_inductor::cuda
