@@ -303,7 +303,9 @@ def _matmul_reduce_scatter(
         else:
             check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op, out_dtype)
             auto = plan == AUTO
-            table = plan_scatter(x, weight, addend, group, scatter_dim, out_dtype) if auto else parse_plan(plan)
+            table = (
+                plan_scatter(x, weight, addend, group, scatter_dim, out_dtype) if auto else parse_plan(plan)
+            )
             chosen = table.at(_rows(x))
             engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
             run = engine.bind_scatter(

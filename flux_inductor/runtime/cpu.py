@@ -72,14 +72,17 @@ class CpuEngine(PreparesNothing):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
+        out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         state = state_of(group, CpuGroup)
         return self._run(
             "matmul_reduce_scatter",
             state,
-            lambda: self._scatter(state, x, weight, bias, addend, plan, scatter_dim, reduce_op, scale),
+            lambda: self._scatter(
+                state, x, weight, bias, addend, plan, scatter_dim, reduce_op, scale, out_dtype
+            ),
             lambda: self._unfused.matmul_reduce_scatter(
-                x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale
+                x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale, out_dtype
             ),
         )
 
