@@ -26,8 +26,8 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp
 
 def plan_gather(
     x: Tensor, weights: Sequence[Tensor], group: str, dim: int, return_gathered: bool
-) -> PlanTable:
-    """The plan for all_gather_matmul of shard `x`, gathered along `dim`. The arguments were checked before.
+) -> tuple[Problem, PlanTable]:
+    """The sizes and the plan of all_gather_matmul of shard `x`, gathered along `dim`. The arguments were checked before.
 
     Raises:
         ValueError: a bad option, or no engine for the device.
@@ -43,11 +43,13 @@ def plan_gather(
         return_gathered=return_gathered,
         layout=_layout(weights),
     )
-    return _plan(problem, group, x.device.type)
+    return problem, _plan(problem, group, x.device.type)
 
 
-def plan_scatter(x: Tensor, weight: Tensor, addend: Tensor | None, group: str, dim: int) -> PlanTable:
-    """The plan for matmul_reduce_scatter of `x @ weight`, scattered along `dim`. All was checked before.
+def plan_scatter(
+    x: Tensor, weight: Tensor, addend: Tensor | None, group: str, dim: int
+) -> tuple[Problem, PlanTable]:
+    """The sizes and the plan of matmul_reduce_scatter of `x @ weight`, scattered along `dim`. All was checked before.
 
     Raises:
         ValueError: a bad option, or no engine for the device.
@@ -66,7 +68,7 @@ def plan_scatter(x: Tensor, weight: Tensor, addend: Tensor | None, group: str, d
         addend=addend is not None,
         layout=_layout([weight]),
     )
-    return _plan(problem, group, x.device.type)
+    return problem, _plan(problem, group, x.device.type)
 
 
 def _layout(weights: Sequence[Tensor]) -> Layout:

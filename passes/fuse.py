@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
 from flux_inductor.passes import gather_site, scatter_site
+from flux_inductor.passes.agreement import Part, add_agreement, parts_of, site_of
 from flux_inductor.passes.collectives import WAIT, Collective, find_collectives, merge_waits
 from flux_inductor.passes.decide import Setting, decide, gather_problem, scatter_problem, unsuitable
 from flux_inductor.passes.dependencies import Dependencies
@@ -20,6 +22,8 @@ from flux_inductor.passes.record import CollectiveRecord
 from flux_inductor.passes.rewrite_gather import rewrite_gather
 from flux_inductor.passes.rewrite_scatter import rewrite_scatter
 from flux_inductor.passes.sizes import Size, dtype_text, is_tensor, shape_text, tensor
+from flux_inductor.planning.exchange import Site
+from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import Decision
 
 
@@ -36,17 +40,21 @@ def fuse(graph: Graph, name: str, setting: Setting) -> list[CollectiveRecord]:
     collectives = list(find_collectives(graph))
     if not collectives:
         return []
-    fusion = _Fusion(name, setting)
+    parts = parts_of(collectives)
+    fusion = _Fusion(name, setting, parts)
     fusion.gathers(graph, [one for one in collectives if one.op == "all_gather"])
     for one in collectives:
         if one.op == "reduce_scatter":
             fusion.scatter(one)
         elif one.op != "all_gather":
             fusion.leave(one, _not_fused_yet(one), _input_text(one))
+    tellers, places = add_agreement(graph, parts, fusion.sites)
     if fusion.fused:
         stable_topological_sort(graph)
-        pin_order(graph, fusion.fused, fusion.left_beside_fused(collectives))
-    return [fusion.records[one.node] for one in collectives]
+    if tellers:
+        pin_order(graph, {*fusion.fused, *tellers}, fusion.left_beside_fused(collectives))
+    records = ((one.node, fusion.records[one.node]) for one in collectives)
+    return [replace(record, place=places.get(node, "")) for node, record in records]
 
 
 class _Fusion:
@@ -55,11 +63,14 @@ class _Fusion:
     Args:
         records: by the node of the collective, which may be gone.
         fused: the ops that were made.
+        sites: for the collectives in their place, what ranks compare.
     """
 
-    def __init__(self, name: str, setting: Setting) -> None:
+    def __init__(self, name: str, setting: Setting, parts: dict[Node, Part]) -> None:
         self.records: dict[Node, CollectiveRecord] = {}
         self.fused: set[Node] = set()
+        self.sites: dict[Node, tuple[Site, Node]] = {}
+        self._parts = parts
         self._name = name
         self._setting = setting
 
@@ -83,8 +94,8 @@ class _Fusion:
         operands = [operand for one in pair.consumers for operand in one.matmul.operands]
         shapes = _pair_text(x.shape, weights, pair.dtype)
         reason = unsuitable(collective, pair.dtype, x, operands)
-        decision = reason or decide(gather_problem(pair), collective, x.device.type, self._setting)
-        self._settle(collective, shapes, decision, lambda plan: rewrite_gather(pair, plan))
+        problem = reason or gather_problem(pair)
+        self._settle(collective, shapes, problem, x.device.type, lambda plan: rewrite_gather(pair, plan))
 
     def scatter(self, collective: Collective) -> None:
         site = scatter_site.explore(collective)
@@ -96,18 +107,29 @@ class _Fusion:
         shapes = _pair_text(shape, [site.matmul.weight], lhs.dtype)
         operands = [site.matmul.weight, *(addition.node for addition in site.additions)]
         reason = unsuitable(collective, lhs.dtype, lhs, operands)
-        decision = reason or decide(scatter_problem(site), collective, lhs.device.type, self._setting)
-        self._settle(collective, shapes, decision, lambda plan: rewrite_scatter(site, plan))
+        problem = reason or scatter_problem(site)
+        self._settle(collective, shapes, problem, lhs.device.type, lambda plan: rewrite_scatter(site, plan))
 
     def _settle(
-        self, one: Collective, shapes: str, decision: Decision | Reason, rewrite: Callable[[str], Node]
+        self,
+        one: Collective,
+        shapes: str,
+        problem: Problem | Reason,
+        device: str,
+        rewrite: Callable[[str], Node],
     ) -> None:
+        if isinstance(problem, Reason):
+            self.leave(one, problem, shapes)
+            return
+        decision = decide(problem, one, device, self._setting)
         if isinstance(decision, Reason):
             self.leave(one, decision, shapes)
         elif not decision.fused:
             self.leave(one, Reason(decision.code, decision.reason), shapes, decision)
         else:
-            self.fused.add(rewrite(str(decision.plan)))
+            op = rewrite(str(decision.plan))
+            self.fused.add(op)
+            self.sites[one.node] = site_of(self._parts[one.node], problem, decision.plan), op
             self._record(one, shapes, decision)
 
     def leave(self, one: Collective, why: Reason, shapes: str, decision: Decision | None = None) -> None:
@@ -132,8 +154,8 @@ class _Fusion:
         )
 
     def left_beside_fused(self, collectives: list[Collective]) -> list[Node]:
-        """The plain collectives of the groups that have fused ops."""
-        groups = {one.group for one in collectives if self.records[one.node].fused}
+        """The plain collectives of the groups that may have fused ops, on this rank or another."""
+        groups = {part.group for part in self._parts.values()}
         left = [one for one in collectives if not self.records[one.node].fused and one.group in groups]
         return [one.node for one in left if one.node.target is not WAIT]
 

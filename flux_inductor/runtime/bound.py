@@ -53,6 +53,11 @@ class BoundCall(Generic[Run]):
     run: Run
 
 
+def named(descriptor: str, call: str) -> str:
+    """What ranks compare about a call, with the name of its place if it has one."""
+    return f"{descriptor}, at {call}" if call else descriptor
+
+
 class Executes(Protocol):
     """Executes the ops under one plan, at once. Arguments are the ops' own (see ops.py), checked before."""
 
@@ -65,6 +70,7 @@ class Executes(Protocol):
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
+        call: str,
     ) -> list[Tensor]: ...
 
     def matmul_reduce_scatter(
@@ -78,6 +84,7 @@ class Executes(Protocol):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
+        call: str,
     ) -> Tensor: ...
 
 
@@ -116,9 +123,10 @@ class PreparesNothing:
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
+        call: str,
     ) -> GatherRun:
         return lambda x, weights, biases: self.all_gather_matmul(
-            x, weights, biases, group, plan, gather_dim, return_gathered
+            x, weights, biases, group, plan, gather_dim, return_gathered, call
         )
 
     def bind_scatter(
@@ -132,7 +140,8 @@ class PreparesNothing:
         scatter_dim: int,
         reduce_op: str,
         scale: float,
+        call: str,
     ) -> ScatterRun:
         return lambda x, weight, bias, addend: self.matmul_reduce_scatter(
-            x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale
+            x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale, call
         )

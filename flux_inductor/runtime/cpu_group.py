@@ -129,7 +129,10 @@ class CpuGroup:
         self._workspace = self._own = None
 
     def _fail(self, error: BaseException) -> None:
-        why = f"{type(error).__name__}: {error}"
+        self.fail(f"{type(error).__name__}: {error}")
+
+    def fail(self, why: str) -> None:
+        """Ends the group on all ranks; `why` begins with the name of an exception."""
         self._dead = f"{why}. {REMEDY}"
         if self._workspace is not None:
             self._workspace.fail(why)

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from flux_inductor.planning.exchange import exchange_of, geometry
 from flux_inductor.planning.fit import columns_of_chunk, fitted
-from flux_inductor.planning.plan import Plan
+from flux_inductor.planning.plan import Plan, single
 from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.tiles import Tile, grid, kernel_limit
+from flux_inductor.runtime.bound import named
 from flux_inductor.runtime.cuda_kernels import DTYPES, kernel_for, kernels, menu
 from flux_inductor.runtime.cuda_memory import Need
 
@@ -51,6 +53,7 @@ def prepare_gather(
     plan: Plan,
     gather_dim: int,
     return_gathered: bool,
+    call: str,
 ) -> Prepared:
     """all_gather_matmul of a contiguous shard.
 
@@ -89,11 +92,10 @@ def prepare_gather(
         launches.append(kernel)
         sizes.append(size)
     signals = world * kernels.gather_signals_per_shard(sizes[0])
-    kept = ", gathered returned" if return_gathered else ""
+    exchange = exchange_of(single(plan), problem.kind, "cuda")
     return Prepared(
         call=kernels.GatherCall(launches, sizes, plan.reserve),
-        descriptor=f"all_gather_matmul of {problem.dtype} {list(shape)} along {gather_dim} with N = "
-        f"{', '.join(map(str, problem.columns))}{kept}, {plan}",
+        descriptor=named(f"all_gather_matmul of {geometry(problem)}, {exchange}", call),
         need=Need(slot_bytes=world * _int(problem.shard_bytes), signals=signals),
     )
 
@@ -110,6 +112,7 @@ def prepare_scatter(
     reduce_op: str,
     scale: float,
     has_addend: bool,
+    call: str,
 ) -> Prepared:
     """matmul_reduce_scatter of x with that shape, `row_stride` elements from row to row.
 
@@ -143,8 +146,7 @@ def prepare_scatter(
     moved, store = _int(problem.moved_bytes), plan.direction == "store"
     return Prepared(
         call=kernels.ScatterCall(kernel, size, store, plan.reserve),
-        descriptor=f"matmul_reduce_scatter ({reduce_op}) of {problem.dtype} {list(shape)} with N = {columns} "
-        f"along {scatter_dim}, scale {scale}, {plan}",
+        descriptor=named(f"matmul_reduce_scatter ({reduce_op}) of {geometry(problem)}, {plan}", call),
         need=Need(slot_bytes=moved, signals=chunks, counters=chunks),
         partials=0 if store else moved // problem.itemsize,
     )

@@ -24,7 +24,11 @@ ENGINE_CHOICES = ("auto", "reference")
 
 
 class Engine(Protocol):
-    """Executes the ops, each call bound first to its shapes and options (see bound.py), checked before."""
+    """Executes the ops, each call bound first to its shapes and options (see bound.py), checked before.
+
+    `call` is the name of the place at which all ranks make it, "" if it has none: what meets must bear one
+    name.
+    """
 
     @property
     def name(self) -> str: ...
@@ -38,6 +42,7 @@ class Engine(Protocol):
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
+        call: str,
     ) -> GatherRun: ...
 
     def bind_scatter(
@@ -51,6 +56,7 @@ class Engine(Protocol):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
+        call: str,
     ) -> ScatterRun: ...
 
 

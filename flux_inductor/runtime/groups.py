@@ -17,6 +17,7 @@ __all__ = [
     "GroupState",
     "close_all",
     "ending",
+    "fail",
     "group_size",
     "name_of",
     "process_group",
@@ -99,6 +100,15 @@ def _drop(kind: type[GroupState], name: str, dead: weakref.ref[dist.ProcessGroup
         if kept is not None and kept.group is dead:
             del _kept[kind, name]
             kept.state.close()
+
+
+def fail(name: str, why: str) -> None:
+    """Tells everything that is kept for a group that it is dead for fused ops."""
+    with _changing:
+        states = [kept.state for (_, group), kept in _kept.items() if group == name]
+    for state in states:
+        if hasattr(state, "fail"):
+            state.fail(why)
 
 
 def workspace_bytes() -> int:

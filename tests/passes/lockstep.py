@@ -102,6 +102,7 @@ def _all_gather_matmul(
     plans: list[str],
     dims: list[int],
     returns: list[bool],
+    *_: list[str],
 ) -> Values:
     whole = torch.cat(x, dims[0])
     results = []
@@ -124,6 +125,7 @@ def _matmul_reduce_scatter(
     dims: list[int],
     ops: list[str],
     scales: list[float],
+    *_: list[str],
 ) -> Values:
     whole = []
     for rank, (mine, weight) in enumerate(zip(x, weights, strict=True)):
@@ -134,7 +136,13 @@ def _matmul_reduce_scatter(
     return _reduce_scatter(whole, ops, dim=dims[0])
 
 
+def _agree(groups: list[str], *_: Any) -> Values:
+    """Nothing: all ranks run the same graph."""
+    return [torch.empty(0)] * len(groups)
+
+
 _DEFINITIONS: dict[Any, Callable[..., Values]] = {
+    _FUSED.agree.default: _agree,
     _FUNCTIONAL.all_gather_into_tensor.default: _all_gather,
     _FUNCTIONAL.reduce_scatter_tensor.default: _reduce_scatter,
     _FUNCTIONAL.all_reduce.default: _all_reduce,

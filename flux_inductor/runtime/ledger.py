@@ -1,0 +1,223 @@
+"""A rank's page of shared memory in which the other ranks of its host read what it has run.
+
+It has a header, a ring of the latest runs (where each began in the count of collectives, and which sequence
+of collectives it was), and records of those sequences. One process writes, others read whenever they like;
+each word is written at once, and a record is complete before a word points to it. A run costs its writer two
+stores. No thread has to answer for a rank that is busy or waits.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+from dataclasses import dataclass
+
+from flux_inductor.planning.exchange import Site, Stand, Verdict
+from flux_inductor.runtime.detect import host_identity
+from flux_inductor.runtime.errors import WorkspaceError
+
+_TOKEN, _RUNS, _BEGUN, _FUSED, _FAILURE = range(5)  # words of the header
+_HEADER = 8
+RING = 4096  # runs that others can still read about
+_IDS = 24  # bits of a ring's word that name the record, by its first word; the others count collectives
+WORDS = 1 << 21  # of the page, which takes memory only where something was written
+
+
+@dataclass(frozen=True)
+class Handle:
+    """How peers find a page: /proc/<pid>/fd/<fd>, with a random token in its first word."""
+
+    pid: int
+    fd: int
+    token: int
+    host: str
+    pids: str
+
+    def to_json(self) -> str:
+        return json.dumps([self.pid, self.fd, self.token, self.host, self.pids])
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Handle:
+        return Handle(*json.loads(text))
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")
+
+
+class _Page:
+    """Words and records; a record is its count of sites, a word of state for each, then text."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self.words = memoryview(memory).cast("q")
+
+    def text(self, word: int) -> str:
+        start = 8 * (word + 1)
+        return str(self._memory[start : start + self.words[word]], "utf-8")
+
+    def verdict(self, record: int, number: int) -> Verdict | None:
+        state = self.words[record + 1 + number]
+        if state == 0:
+            return None
+        return Verdict(*json.loads(self.text(abs(state))))
+
+    def texts(self, record: int) -> list[str]:
+        """Digest of a sequence, then its sites."""
+        return self.text(record + 1 + self.words[record]).split("\n")
+
+    def close(self) -> None:
+        self.words.release()
+        self._memory.close()
+
+
+class Ledger(_Page):
+    """This rank's own page.
+
+    Raises:
+        WorkspaceError: there is no shared memory.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._fd = os.memfd_create("flux_inductor_ledger", os.MFD_CLOEXEC)
+            os.ftruncate(self._fd, 8 * WORDS)
+            super().__init__(mmap.mmap(self._fd, 8 * WORDS))
+        except OSError as error:
+            raise WorkspaceError(
+                f"no shared memory for what ranks tell each other about compiled graphs ({error}); raise the "
+                "limits of the process (ulimit -f, -n, -v)"
+            ) from error
+        self.token = random.SystemRandom().getrandbits(62)
+        self.words[_TOKEN] = self.token
+        self._runs = 0
+        self._free = _HEADER + RING
+
+    def handle(self) -> Handle:
+        return Handle(os.getpid(), self._fd, self.token, host_identity(), _namespace())
+
+    def ran(self, start: int, record: int) -> None:
+        """A run of that sequence begins at that count."""
+        runs = self._runs
+        self.words[_HEADER + runs % RING] = start << _IDS | record
+        self._runs = self.words[_RUNS] = runs + 1
+
+    def add(self, digest: str, sites: list[str]) -> int:
+        """Makes the record of a sequence that was never run before."""
+        record = self._take(1 + len(sites))
+        self._write("\n".join([digest, *sites]))
+        self.words[record] = len(sites)
+        return record
+
+    def announce(self) -> None:
+        """A sequence has begun its first run: after the run is in the ring."""
+        self.words[_BEGUN] += 1
+
+    def decide(self, record: int, number: int, verdict: Verdict) -> None:
+        where = self._write(json.dumps([verdict.plan, verdict.name, verdict.because]))
+        self.words[record + 1 + number] = where if verdict.fused else -where
+        self.words[_FUSED] += verdict.fused
+
+    def fail(self, why: str) -> None:
+        if not self.words[_FAILURE]:
+            self.words[_FAILURE] = self._write(why)
+
+    def close(self) -> None:
+        super().close()
+        os.close(self._fd)
+
+    def _write(self, text: str) -> int:
+        data = text.encode()
+        word = self._take(1 + -(-len(data) // 8))
+        self._memory[8 * (word + 1) : 8 * (word + 1) + len(data)] = data
+        self.words[word] = len(data)
+        return word
+
+    def _take(self, words: int) -> int:
+        taken = self._free
+        if taken + words > WORDS:
+            raise WorkspaceError(
+                f"this process has compiled more different graphs with collectives than {8 * WORDS >> 20} MiB "
+                "of their descriptions hold; compile with dynamic shapes (torch._dynamo.mark_dynamic)"
+            )
+        self._free += words
+        return taken
+
+
+class PeerLedger(_Page):
+    """The page of another rank of this host.
+
+    Raises:
+        WorkspaceError: it cannot be reached.
+    """
+
+    def __init__(self, rank: int, handle: Handle) -> None:
+        self.rank, self.pid = rank, handle.pid
+        self.seen = self.noticed = self.watched_until = 0  # of `begun`, `begun`, `count`: see agreement.py
+        self._sites: dict[int, tuple[str, tuple[Site, ...]]] = {}
+        try:
+            fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDONLY)
+            try:
+                super().__init__(mmap.mmap(fd, 8 * WORDS, prot=mmap.PROT_READ))
+            finally:
+                os.close(fd)
+        except (OSError, ValueError) as error:
+            raise WorkspaceError(
+                f"what rank {rank} (process {handle.pid}) tells about its graphs cannot be read ({error}); run "
+                "all ranks as one user, with /proc mounted and one process namespace"
+            ) from error
+        if self.words[_TOKEN] != handle.token:
+            raise WorkspaceError(f"process {handle.pid} is not rank {rank} any more")
+
+    @property
+    def begun(self) -> int:
+        """Counts the sequences that the rank has begun to run for the first time."""
+        return self.words[_BEGUN]
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the rank has anything that it runs fused for good."""
+        return self.words[_FUSED] > 0
+
+    @property
+    def failure(self) -> str:
+        where = self.words[_FAILURE]
+        return self.text(where) if where else ""
+
+    @property
+    def count(self) -> int:
+        """Of the collectives that the rank's runs have reached."""
+        runs = self.words[_RUNS]
+        if not runs:
+            return 0
+        start, record = self._run(runs - 1)
+        return start + self.words[record]
+
+    def at(self, index: int) -> Stand | None:
+        """What the rank does at that count; None if it is not there yet.
+
+        Raises:
+            LookupError: that is too long ago, or never was.
+        """
+        runs = self.words[_RUNS]
+        for run in range(runs - 1, max(runs - RING, -1), -1):
+            start, record = self._run(run)
+            if start <= index:
+                number = index - start
+                return None if number >= self.words[record] and run == runs - 1 else self._stand(record, number)
+        if not runs:
+            return None
+        raise LookupError(f"rank {self.rank} has run {runs} graphs since, and tells about {RING} of them alone")
+
+    def _run(self, run: int) -> tuple[int, int]:
+        word = self.words[_HEADER + run % RING]
+        return word >> _IDS, word & ((1 << _IDS) - 1)
+
+    def _stand(self, record: int, number: int) -> Stand:
+        if record not in self._sites:
+            digest, *sites = self.texts(record)
+            self._sites[record] = digest, tuple(map(Site.parse, sites))
+        digest, known = self._sites[record]
+        return Stand(self.rank, f"{digest}/{number}", known[number], self.verdict(record, number))
