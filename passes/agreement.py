@@ -15,7 +15,6 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import has_side_effect
 
-from flux_inductor.passes.build import call
 from flux_inductor.passes.collectives import Collective
 from flux_inductor.passes.sizes import Size, as_expression, dtype_text, is_tensor, product, tensor
 from flux_inductor.planning.exchange import Site, digest_of, exchange_of, gather_moves, geometry, scatter_moves
@@ -71,11 +70,12 @@ def site_of(part: Part, problem: Problem, plan: PlanTable) -> Site:
 
 
 def add_agreement(
-    graph: Graph, parts: dict[Node, Part], fused: dict[Node, tuple[Site, Node]]
+    graph: Graph, identity: str, parts: dict[Node, Part], fused: dict[Node, tuple[Site, Node]]
 ) -> tuple[list[Node], dict[Node, str]]:
     """Adds the ops that tell, in front of everything, and its place to each fused op.
 
     Args:
+        identity: of the graph: two graphs whose collectives look alike may meet different ones elsewhere.
         parts: of `parts_of`.
         fused: for the collectives that were rewritten, what has become of them.
 
@@ -88,11 +88,20 @@ def add_agreement(
         members = [(node, part) for node, part in parts.items() if part.group == group]
         lines = [str(fused[node][0]) if node in fused else part.moves for node, part in members]
         text = "\n".join(lines)
-        digest = digest_of(text)
-        tellers.append(call(first, AGREE, group, digest, text, members[0][1].device))
+        digest = digest_of(f"{identity}\n{text}")
+        tellers.append(_teller(first, members[0], digest, text))
         for number, (node, _) in enumerate(members):
             if node in fused:
                 op = fused[node][1]
                 op.args = (*op.args, f"{digest}/{number}")
                 places[node] = str(op.args[-1])
     return tellers, places
+
+
+def _teller(anchor: Node, member: tuple[Node, Part], digest: str, text: str) -> Node:
+    """Its fake result is made by hand: without a tensor among its arguments, the op would run for real."""
+    node, part = member
+    with anchor.graph.inserting_before(anchor):
+        teller = anchor.graph.call_function(AGREE, (part.group, digest, text, part.device))
+    teller.meta["val"] = tensor(node).new_empty(0)
+    return teller

@@ -40,7 +40,7 @@ def fuse(graph: Graph, name: str, setting: Setting) -> list[CollectiveRecord]:
     collectives = list(find_collectives(graph))
     if not collectives:
         return []
-    parts = parts_of(collectives)
+    parts, identity = parts_of(collectives), f"{name}\n{graph}"
     fusion = _Fusion(name, setting, parts)
     fusion.gathers(graph, [one for one in collectives if one.op == "all_gather"])
     for one in collectives:
@@ -48,7 +48,7 @@ def fuse(graph: Graph, name: str, setting: Setting) -> list[CollectiveRecord]:
             fusion.scatter(one)
         elif one.op != "all_gather":
             fusion.leave(one, _not_fused_yet(one), _input_text(one))
-    tellers, places = add_agreement(graph, parts, fusion.sites)
+    tellers, places = add_agreement(graph, identity, parts, fusion.sites)
     if fusion.fused:
         stable_topological_sort(graph)
     if tellers:

@@ -159,9 +159,9 @@ def alike(one: str, other: str) -> bool:
     )
 
 
-def digest_of(sites: str) -> str:
-    """Names a sequence; `sites` has one line a collective."""
-    return hashlib.sha256(sites.encode()).hexdigest()[:12]
+def digest_of(text: str) -> str:
+    """A short name for it."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def size_text(size: Size) -> str:

@@ -71,6 +71,8 @@ def agree_on_place(table: PlanTable, kind: Kind, place: str, group: str, device:
 def agree_on_call(problem: Problem, table: PlanTable, moves: str, group: str, device: str) -> Agreed:
     """For a call whose plan is chosen when it runs: it stands for itself.
 
+    All that this rank alone sees of it tells it from others: they may meet other calls elsewhere.
+
     Raises:
         FusedOpError, ValueError: see `Agreement.verdict`.
     """
@@ -79,7 +81,7 @@ def agree_on_call(problem: Problem, table: PlanTable, moves: str, group: str, de
         return Agreed(table)
     exchange = exchange_of(table, problem.kind, cast(Device, device))
     text = str(Site(moves, geometry(problem), exchange) if exchange else Site(moves))
-    digest = digest_of(text)
+    digest = digest_of(f"{problem} {table}\n{text}")
 
     def count() -> None:
         agreement.begin(digest, text, captures(device))

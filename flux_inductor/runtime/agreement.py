@@ -18,8 +18,10 @@ block what the op would not block; each rule has a counter-example of two ranks:
     for rank 0.
     Write at the start, not at the collective. Rank 1 leaves B unfused, and nothing of ours runs in its place:
     rank 0 would never hear of it.
-    Known sequences do not ask, and are told apart by what they do, not by their graph. Rank 0 alone compiles
-    its graph again to print something: the others run their old one, and need not notice.
+    A graph that has run does not ask again. Rank 0 alone compiles its graph anew to print something: the
+    others run their old one, whose ledger tells rank 0 what it needs, and need not notice.
+    Another graph asks, although its collectives look the same. They are another layer's, of which rank 1 may
+    have an empty shard.
     What was decided holds for good. Rank 0 asks while rank 1 is already a run ahead: rank 1 could not take
     back that it has fused it.
     A rank looks at the others again when they have begun a new sequence, and when it has begun one itself.
@@ -77,6 +79,7 @@ class _Sequence:
     """
 
     digest: str
+    text: str
     sites: tuple[Site, ...]
     record: int
     start: int = 0
@@ -96,6 +99,7 @@ class Agreement:
         self.alone = self.world == 1 or torch_private.is_fake(group)
         self._lock = threading.Lock()
         self._known: dict[str, _Sequence] = {}
+        self._decided: dict[tuple[str, int], Verdict] = {}  # of the latest sequence that looks the same
         self._peers: list[PeerLedger] = []
         self._count = 0
         self._dead = ""
@@ -126,6 +130,8 @@ class Agreement:
             sequence = self._register(digest, sites, capturing)
         if self._dead and sequence.fuses:
             self._raise_dead()
+        if capturing:
+            self._ledger.captured()
         if capturing or self._dead:
             return
         with self._lock:
@@ -159,10 +165,14 @@ class Agreement:
             return stand.decided
         if capturing:
             raise _never_ran(str(stand.site))
-        answer = judge(self._ask(sequence.start + int(number), stand))
+        alike = self._decided.get((sequence.text, int(number)))
+        stands = self._ask(sequence.start + int(number), stand, alike)
+        answer = judge(stands) if stands else alike
+        assert answer is not None
         if isinstance(answer, Conflict):
             self._mismatch(answer)
         self._ledger.decide(sequence.record, int(number), answer)
+        self._decided[sequence.text, int(number)] = answer
         if not answer.fused:
             _unfused[self.name, place] = answer.because
         return answer
@@ -191,7 +201,7 @@ class Agreement:
             raise _never_ran(text)
         with self._lock:
             record = self._ledger.add(digest, text.split("\n"))
-            return self._known.setdefault(digest, _Sequence(digest, sites, record))
+            return self._known.setdefault(digest, _Sequence(digest, text, sites, record))
 
     def _first_run(self, sequence: _Sequence) -> None:
         self._ledger.announce()
@@ -230,8 +240,12 @@ class Agreement:
         decided = self._ledger.verdict(sequence.record, number)
         return Stand(self.rank, f"{sequence.digest}/{number}", sequence.sites[number], decided)
 
-    def _ask(self, index: int, own: Stand) -> list[Stand]:
-        """What all ranks do at that count."""
+    def _ask(self, index: int, own: Stand, alike: Verdict | None) -> list[Stand]:
+        """What all ranks do at that count.
+
+        Nothing, if those who are not there may replay CUDA graphs, and there is an answer for the same
+        sequence of another graph: this rank alone may have compiled again.
+        """
         limit_s = self._limit_s()
         start = time.monotonic()
         next_look, pause_s = start + LOOK_PERIOD_S, 0.00002
@@ -243,6 +257,8 @@ class Agreement:
             missing = [rank for rank in range(self.world) if rank not in here]
             if not missing:
                 return stands
+            if alike is not None and all(peer.replays for peer in self._peers if peer.rank in missing):
+                return []
             now = time.monotonic()
             if now > next_look:
                 next_look = now + LOOK_PERIOD_S

@@ -18,7 +18,7 @@ from flux_inductor.planning.exchange import Site, Stand, Verdict
 from flux_inductor.runtime.detect import host_identity
 from flux_inductor.runtime.errors import WorkspaceError
 
-_TOKEN, _RUNS, _BEGUN, _FUSED, _FAILURE = range(5)  # words of the header
+_TOKEN, _RUNS, _BEGUN, _FUSED, _CAPTURED, _FAILURE = range(6)  # words of the header
 _HEADER = 8
 RING = 4096  # runs that others can still read about
 _IDS = 24  # bits of a ring's word that name the record, by its first word; the others count collectives
@@ -120,6 +120,10 @@ class Ledger(_Page):
         self.words[record + 1 + number] = where if verdict.fused else -where
         self.words[_FUSED] += verdict.fused
 
+    def captured(self) -> None:
+        """Runs of this rank go into a CUDA graph, whose replays nobody counts."""
+        self.words[_CAPTURED] = 1
+
     def fail(self, why: str) -> None:
         if not self.words[_FAILURE]:
             self.words[_FAILURE] = self._write(why)
@@ -180,6 +184,11 @@ class PeerLedger(_Page):
     def fuses(self) -> bool:
         """Whether the rank has anything that it runs fused for good."""
         return self.words[_FUSED] > 0
+
+    @property
+    def replays(self) -> bool:
+        """Whether the rank may replay CUDA graphs."""
+        return self.words[_CAPTURED] > 0
 
     @property
     def failure(self) -> str:
