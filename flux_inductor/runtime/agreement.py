@@ -105,10 +105,9 @@ class Agreement:
         self._dead = ""
         if not self.alone:
             self._store = torch_private.store(group)
-            made = self._store.add(f"flux_inductor/{self.lane}/made/{self.rank}", 1)
-            self._prefix = f"flux_inductor/{self.lane}/{made}"
             self._ledger = Ledger()
-            self._store.set(f"{self._prefix}/{self.rank}", self._ledger.handle().to_json())
+            # In the place of an earlier one, if the group was destroyed and made anew under its name.
+            self._store.set(self._key(self.rank), self._ledger.handle().to_json())
             liveness.publish_process()
 
     def begin(self, digest: str, sites: str, capturing: bool = False) -> None:
@@ -177,9 +176,10 @@ class Agreement:
             _unfused[self.name, place] = answer.because
         return answer
 
-    def fail(self, why: str) -> None:
+    def end(self, error: Exception) -> None:
         """The group is dead for fused ops, on the other ranks as well."""
-        self._dead = self._dead or f"{why}. {REMEDY}"
+        why = f"{type(error).__name__}: {error}"
+        self._dead = self._dead or why
         if not self.alone:
             self._ledger.fail(why)
 
@@ -262,7 +262,7 @@ class Agreement:
             now = time.monotonic()
             if now > next_look:
                 next_look = now + LOOK_PERIOD_S
-                self._check_processes(own)
+                self._check_present(missing, own)
             if now - start > limit_s:
                 self._give_up(
                     PeerTimeoutError(
@@ -294,16 +294,19 @@ class Agreement:
         """Maps the pages of those that have told where they are; `strict`: all of them must be in reach."""
         known = {self.rank, *(peer.rank for peer in self._peers)}
         for rank in range(self.world):
-            key = f"{self._prefix}/{rank}"
+            key = self._key(rank)
             if rank in known or not self._store.check([key]):
                 continue
             try:
-                self._peers.append(PeerLedger(rank, Handle.from_json(self._store.get(key))))
+                peer = PeerLedger.open(rank, Handle.from_json(self._store.get(key)))
+                if peer is not None:
+                    self._peers.append(peer)
             except WorkspaceError as error:
-                if not strict:
-                    continue
-                self._check_processes(None)
-                self._give_up(WorkspaceError(f"rank {self.rank} of group {self.name!r}: {error}. {REMEDY}"))
+                if strict:
+                    self._give_up(WorkspaceError(f"rank {self.rank} of group {self.name!r}: {error}. {REMEDY}"))
+
+    def _key(self, rank: int) -> str:
+        return f"flux_inductor/ledger/{self.lane}/{rank}"
 
     def _check_failures(self) -> None:
         for peer in self._peers:
@@ -313,14 +316,15 @@ class Agreement:
                     kind(f"rank {self.rank} of group {self.name!r} gave up because rank {peer.rank} failed: {why}")
                 )
 
-    def _check_processes(self, own: Stand | None) -> None:
+    def _check_present(self, missing: list[int], own: Stand) -> None:
         ended = liveness.ended_rank(groups.process_group(self.name))
-        if ended is not None:
-            what = f" before it came to {own}" if own is not None else ""
+        left = [peer.rank for peer in self._peers if peer.left and peer.rank in missing]
+        what = f"the process of rank {ended} has ended" if ended is not None else ""
+        if left:
+            what = what or f"rank {left[0]} has destroyed the group"
+        if what:
             self._give_up(
-                PeerLostError(
-                    f"rank {self.rank} of group {self.name!r}: the process of rank {ended} has ended{what}. {REMEDY}"
-                )
+                PeerLostError(f"rank {self.rank} of group {self.name!r}: {what} before it came to {own}. {REMEDY}")
             )
 
     def _limit_s(self) -> float:
@@ -339,7 +343,7 @@ class Agreement:
         )
 
     def _give_up(self, error: FusedOpError) -> NoReturn:
-        groups.fail(self.name, f"{type(error).__name__}: {error}")
+        groups.end(self.name, error)
         raise error
 
 

@@ -109,6 +109,10 @@ class CpuGroup:
                 self._scratch = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device="cpu")
         return self._scratch[: count * dtype.itemsize].view(dtype)
 
+    def end(self, error: BaseException) -> None:
+        """Ends the group on all ranks, for a failure outside of its calls."""
+        self._fail(error)
+
     def close(self) -> None:
         """Gives everything back, but for a call that another thread is still waiting in: that keeps what it
         uses, and ends by itself. Neither the program's end nor another group has to wait for it."""
@@ -129,10 +133,7 @@ class CpuGroup:
         self._workspace = self._own = None
 
     def _fail(self, error: BaseException) -> None:
-        self.fail(f"{type(error).__name__}: {error}")
-
-    def fail(self, why: str) -> None:
-        """Ends the group on all ranks; `why` begins with the name of an exception."""
+        why = f"{type(error).__name__}: {error}"
         self._dead = f"{why}. {REMEDY}"
         if self._workspace is not None:
             self._workspace.fail(why)

@@ -180,6 +180,10 @@ class CudaGroup:
     def fail(self, why: str) -> None:
         self._dead = self._dead or why
 
+    def end(self, error: BaseException) -> None:
+        """Ends the group, for a failure outside of its calls."""
+        self.fail(f"{type(error).__name__}: {error}")
+
     def close(self) -> None:
         """Frees the memory, once nothing runs in it any more; never raises."""
         healthy = not self._state.value

@@ -16,8 +16,8 @@ from flux_inductor.runtime.torch_private import group_size, process_group
 __all__ = [
     "GroupState",
     "close_all",
+    "end",
     "ending",
-    "fail",
     "group_size",
     "name_of",
     "process_group",
@@ -102,13 +102,13 @@ def _drop(kind: type[GroupState], name: str, dead: weakref.ref[dist.ProcessGroup
             kept.state.close()
 
 
-def fail(name: str, why: str) -> None:
-    """Tells everything that is kept for a group that it is dead for fused ops."""
+def end(name: str, error: Exception) -> None:
+    """Tells everything that is kept for a group that it is dead for fused ops, and so the other ranks."""
     with _changing:
         states = [kept.state for (_, group), kept in _kept.items() if group == name]
     for state in states:
-        if hasattr(state, "fail"):
-            state.fail(why)
+        if hasattr(state, "end"):
+            state.end(error)
 
 
 def workspace_bytes() -> int:

@@ -18,7 +18,7 @@ from flux_inductor.planning.exchange import Site, Stand, Verdict
 from flux_inductor.runtime.detect import host_identity
 from flux_inductor.runtime.errors import WorkspaceError
 
-_TOKEN, _RUNS, _BEGUN, _FUSED, _CAPTURED, _FAILURE = range(6)  # words of the header
+_TOKEN, _RUNS, _BEGUN, _FUSED, _CAPTURED, _LEFT, _FAILURE = range(7)  # words of the header
 _HEADER = 8
 RING = 4096  # runs that others can still read about
 _IDS = 24  # bits of a ring's word that name the record, by its first word; the others count collectives
@@ -129,6 +129,8 @@ class Ledger(_Page):
             self.words[_FAILURE] = self._write(why)
 
     def close(self) -> None:
+        """Those who have mapped the page see that this rank has left the group."""
+        self.words[_LEFT] = 1
         super().close()
         os.close(self._fd)
 
@@ -151,29 +153,44 @@ class Ledger(_Page):
 
 
 class PeerLedger(_Page):
-    """The page of another rank of this host.
+    """The page of another rank of this host."""
 
-    Raises:
-        WorkspaceError: it cannot be reached.
-    """
-
-    def __init__(self, rank: int, handle: Handle) -> None:
-        self.rank, self.pid = rank, handle.pid
+    def __init__(self, rank: int, handle: Handle, memory: mmap.mmap) -> None:
+        super().__init__(memory)
+        self.rank, self.pid, self.token = rank, handle.pid, handle.token
         self.seen = self.noticed = self.watched_until = 0  # of `begun`, `begun`, `count`: see agreement.py
         self._sites: dict[int, tuple[str, tuple[Site, ...]]] = {}
+
+    @staticmethod
+    def open(rank: int, handle: Handle) -> PeerLedger | None:
+        """None if it belongs to a making of the group that the rank has left, or whose process is gone.
+
+        Raises:
+            WorkspaceError: it cannot be reached.
+        """
+        if (handle.host, handle.pids) != (host_identity(), _namespace()):
+            raise _unreachable(rank, handle, "it runs on another host, or in another container")
         try:
-            fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDONLY)
-            try:
-                super().__init__(mmap.mmap(fd, 8 * WORDS, prot=mmap.PROT_READ))
-            finally:
-                os.close(fd)
-        except (OSError, ValueError) as error:
-            raise WorkspaceError(
-                f"what rank {rank} (process {handle.pid}) tells about its graphs cannot be read ({error}); run "
-                "all ranks as one user, with /proc mounted and one process namespace"
-            ) from error
-        if self.words[_TOKEN] != handle.token:
-            raise WorkspaceError(f"process {handle.pid} is not rank {rank} any more")
+            fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except PermissionError as error:
+            raise _unreachable(rank, handle, str(error)) from error
+        except OSError:
+            return None
+        try:
+            page = PeerLedger(rank, handle, mmap.mmap(fd, 8 * WORDS, prot=mmap.PROT_READ))
+        except (OSError, ValueError):
+            return None  # the number is that of another file now
+        finally:
+            os.close(fd)
+        if page.words[_TOKEN] != handle.token or page.left:
+            page.close()
+            return None
+        return page
+
+    @property
+    def left(self) -> bool:
+        """Whether the rank has destroyed the group."""
+        return self.words[_LEFT] > 0
 
     @property
     def begun(self) -> int:
@@ -230,3 +247,11 @@ class PeerLedger(_Page):
             self._sites[record] = digest, tuple(map(Site.parse, sites))
         digest, known = self._sites[record]
         return Stand(self.rank, f"{digest}/{number}", known[number], self.verdict(record, number))
+
+
+def _unreachable(rank: int, handle: Handle, why: str) -> WorkspaceError:
+    return WorkspaceError(
+        f"what rank {rank} (process {handle.pid}) tells about its graphs cannot be read: {why}. Run all ranks of "
+        "the group on one host, as one user, with /proc mounted and one process namespace, or run unfused: option "
+        "strategy='never'"
+    )

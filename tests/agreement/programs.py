@@ -13,6 +13,7 @@ from torch import Tensor
 
 import flux_inductor
 import flux_inductor.backend
+from flux_inductor.runtime.agreement import Agreement
 from flux_inductor.runtime.engine import executions, reset_executions
 from tests.passes.programs import gather, scatter
 
@@ -182,3 +183,59 @@ def timed(fn: Callable[[], Any]) -> tuple[str, float]:
     except Exception as error:
         return f"{type(error).__name__}: {error}", time.monotonic() - start
     return "", time.monotonic() - start
+
+
+def plain(x: Tensor, w: Tensor) -> Tensor:
+    """A gather with no matmul in its graph."""
+    return gather(x, 0, world()) * 2
+
+
+def other_collectives(rank: int) -> tuple[str, float]:
+    """A gather on one rank meets a scatter on the other."""
+    fn, args = (head, (rand(0, 16, 32), rand(0, 24, 32))) if rank == 0 else (row, (rand(0, 64, 24), rand(0, 32, 24)))
+    compiled = torch.compile(fn, backend="flux_inductor")
+    return _guarded(compiled, args)
+
+
+def other_sizes(rank: int) -> tuple[str, float]:
+    compiled = torch.compile(head, backend="flux_inductor")
+    return _guarded(compiled, (rand(0, 16 + 16 * rank, 32), rand(0, 24, 32)))
+
+
+def fixed(rank: int) -> tuple[str, float]:
+    """One rank alone stops fusing what both have run fused."""
+
+    def fn(x: Tensor, w: Tensor, stop: bool) -> Tensor:
+        whole = gather(x, 0, world())
+        if stop:
+            torch._dynamo.graph_break()
+        return F.linear(whole, w)
+
+    compiled = torch.compile(fn, backend="flux_inductor")
+    args = rand(rank, 16, 32), rand(rank, 24, 32)
+    with torch.no_grad(), flux_inductor.options(strategy="always"):
+        compiled(*args, False)
+    return _guarded(compiled, (*args, rank == 1))
+
+
+def _guarded(compiled: Program, args: tuple[Any, ...]) -> tuple[str, float]:
+    """Compiled apart from its first run, which takes seconds."""
+    began: list[float] = []
+    begin = Agreement.begin
+
+    def noted(self: Agreement, *given: Any) -> None:
+        if not began:
+            dist.barrier()
+            began.append(time.monotonic())
+        begin(self, *given)
+
+    Agreement.begin = noted  # type: ignore[method-assign]
+    error = ""
+    try:
+        with torch.no_grad(), flux_inductor.options(strategy="always"):
+            compiled(*args)
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    finally:
+        Agreement.begin = begin  # type: ignore[method-assign]
+    return error, time.monotonic() - began[0]
