@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -13,6 +14,8 @@ from torch import Tensor
 
 import flux_inductor
 import flux_inductor.backend
+from flux_inductor.planning import strategy
+from flux_inductor.planning.plan import parse_plan
 from flux_inductor.runtime.agreement import Agreement
 from flux_inductor.runtime.engine import executions, reset_executions
 from tests.passes.programs import gather, scatter
@@ -29,14 +32,14 @@ def rand(rank: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(rank + 17))
 
 
-def run(fn: Program, *args: Any, strategy: str = "always", **options: Any) -> tuple[bool, dict[str, int]]:
+def run(fn: Program, *args: Any, mode: str = "always", **options: Any) -> tuple[bool, dict[str, int]]:
     """Whether compiled code gives what eager code does, and the calls of each engine."""
     with torch.no_grad():
         expected = fn(*args)
         dist.barrier()
         reset_executions()
         torch._dynamo.reset()
-        with flux_inductor.options(strategy=strategy, **options):
+        with flux_inductor.options(strategy=mode, **options):
             results = torch.compile(fn, backend="flux_inductor")(*args)
     close = all(
         torch.allclose(one, other, rtol=1e-4, atol=1e-4)
@@ -64,17 +67,17 @@ def row(x: Tensor, w: Tensor) -> Tensor:
     return scatter(F.linear(x, w), 0, world())
 
 
-def columns(rank: int, sizes: tuple[int, ...], strategy: str) -> Any:
+def columns(rank: int, sizes: tuple[int, ...], mode: str) -> Any:
     """N of a gather differs."""
     n = sizes[rank]
-    close, ran = run(lambda x, w: head(x, w).sum(-1), rand(rank, 32, 64), rand(rank, n, 64), strategy=strategy)
+    close, ran = run(lambda x, w: head(x, w).sum(-1), rand(rank, 32, 64), rand(rank, n, 64), mode=mode)
     return close, ran
 
 
-def depth(rank: int, sizes: tuple[int, ...], strategy: str) -> Any:
+def depth(rank: int, sizes: tuple[int, ...], mode: str) -> Any:
     """K of a scatter differs."""
     k = sizes[rank]
-    return run(row, rand(rank, 64, k), rand(rank, 48, k), strategy=strategy)
+    return run(row, rand(rank, 64, k), rand(rank, 48, k), mode=mode)
 
 
 def two_gathers(rank: int) -> Any:
@@ -85,7 +88,7 @@ def two_gathers(rank: int) -> Any:
         return head(x, v).sum(-1), head(y, w).sum(-1)
 
     args = rand(rank, 256, 256), rand(rank + 5, 256, 256), rand(rank, wide, 256), rand(rank, narrow, 256)
-    return run(fn, *args, strategy="auto")
+    return run(fn, *args, mode="auto")
 
 
 def keeps(rank: int) -> Any:
@@ -129,7 +132,7 @@ def recompiles(rank: int) -> Any:
     return all(torch.equal(value, values[0]) for value in values), engines()
 
 
-def shuffled(rank: int) -> Any:
+def layers(rank: int) -> Any:
     """Another number of layers in one graph: one rank compiles them one by one."""
 
     def layer(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
@@ -174,20 +177,27 @@ def eager(rank: int) -> Any:
     return all(good), engines()
 
 
-def timed(fn: Callable[[], Any]) -> tuple[str, float]:
-    """The error that a call raises, and the seconds until then."""
-    dist.barrier()
-    start = time.monotonic()
-    try:
-        fn()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}", time.monotonic() - start
-    return "", time.monotonic() - start
+def other_plan(rank: int) -> Any:
+    """One rank plans otherwise: it takes the first one's chunks."""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(strategy, "candidates", lambda *_: (parse_plan("mesh pull chunk=5").at(1),))
+            strategy._choose.cache_clear()
+        found = run(head, rand(rank, 44, 32), rand(rank, 24, 32))
+    strategy._choose.cache_clear()
+    return found
 
 
-def plain(x: Tensor, w: Tensor) -> Tensor:
-    """A gather with no matmul in its graph."""
-    return gather(x, 0, world()) * 2
+def cost_us() -> float:
+    """Of a known graph's start."""
+    sites = "all_gather 8 fp32 | 1 2 4 fp32 | mesh push chunk=2"
+    begin = torch.ops.flux_inductor.agree.default
+    device, calls = torch.device("cpu"), 1000
+    begin("0", "cost", sites, device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        begin("0", "cost", sites, device)
+    return 1e6 * (time.perf_counter() - start) / calls
 
 
 def other_collectives(rank: int) -> tuple[str, float]:
