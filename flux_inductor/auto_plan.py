@@ -27,7 +27,7 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp
 def plan_gather(
     x: Tensor, weights: Sequence[Tensor], group: str, dim: int, return_gathered: bool
 ) -> tuple[Problem, PlanTable]:
-    """The sizes and the plan of all_gather_matmul of shard `x`, gathered along `dim`. The arguments were checked before.
+    """Sizes and plan of all_gather_matmul of shard `x`, gathered along `dim`. All was checked before.
 
     Raises:
         ValueError: a bad option, or no engine for the device.
@@ -49,7 +49,7 @@ def plan_gather(
 def plan_scatter(
     x: Tensor, weight: Tensor, addend: Tensor | None, group: str, dim: int
 ) -> tuple[Problem, PlanTable]:
-    """The sizes and the plan of matmul_reduce_scatter of `x @ weight`, scattered along `dim`. All was checked before.
+    """Sizes and plan of matmul_reduce_scatter of `x @ weight`, scattered along `dim`; checked before.
 
     Raises:
         ValueError: a bad option, or no engine for the device.

@@ -20,7 +20,8 @@
 `group` is a process group's name and `plan` a plan's text, so that a printed graph explains itself and the
 compiler's cache keys see both; or plan "auto", which chooses when the op runs (auto_plan.py). `place` says
 where in its graph's sequence of collectives an op stands; all ranks agree on what stands there before it
-first runs. Calls by hand have none. What an op computes is defined by the reference engine (runtime/reference.py).
+first runs. Calls by hand have none. What an op computes is defined by the reference engine
+(runtime/reference.py).
 
 All tensors of a call have one dtype: bfloat16, float16 or float32. The ops are not differentiable; graphs use
 them below autograd, and people use the functions of the same names in autograd.py.

@@ -17,7 +17,14 @@ from torch.fx.node import has_side_effect
 
 from flux_inductor.passes.collectives import Collective
 from flux_inductor.passes.sizes import Size, as_expression, dtype_text, is_tensor, product, tensor
-from flux_inductor.planning.exchange import Site, digest_of, exchange_of, gather_moves, geometry, scatter_moves
+from flux_inductor.planning.exchange import (
+    Site,
+    digest_of,
+    exchange_of,
+    gather_moves,
+    geometry,
+    scatter_moves,
+)
 from flux_inductor.planning.plan import PlanTable
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.topology import Device

@@ -137,7 +137,11 @@ def judge(stands: Sequence[Stand]) -> Verdict | Conflict:
         return bound[0].decided
     if unable:
         first = unable[0]
-        why = first.decided.because if first.decided is not None else f"rank {first.rank} cannot fuse it: {first}"
+        why = (
+            first.decided.because
+            if first.decided is not None
+            else f"rank {first.rank} cannot fuse it: {first}"
+        )
         return Verdict(because=why)
     for one, other in combinations(stands, 2):
         if not alike(one.site.geometry, other.site.geometry):

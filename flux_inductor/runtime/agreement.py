@@ -48,7 +48,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from flux_inductor.planning.exchange import Conflict, Site, Stand, Verdict, judge
-from flux_inductor.runtime import groups, liveness, torch_private
+from flux_inductor.runtime import errors, groups, liveness, torch_private
 from flux_inductor.runtime.errors import (
     REMEDY,
     DeadGroupError,
@@ -58,7 +58,6 @@ from flux_inductor.runtime.errors import (
     PeerTimeoutError,
     WorkspaceError,
 )
-from flux_inductor.runtime import errors
 from flux_inductor.runtime.ledger import Handle, Ledger, PeerLedger
 
 LOOK_PERIOD_S = 0.2  # between looks for ranks that have ended; each asks the store
@@ -97,6 +96,7 @@ class Agreement:
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
         self.name, self.rank, self.world = name, group.rank(), group.size()
         self.alone = self.world == 1 or torch_private.is_fake(group)
+        self.where = f"rank {self.rank} of group {name!r}"
         self._lock = threading.Lock()
         self._known: dict[str, _Sequence] = {}
         self._decided: dict[tuple[str, int], Verdict] = {}  # of the latest sequence that looks the same
@@ -154,8 +154,8 @@ class Agreement:
         sequence = self._known.get(digest)
         if sequence is None:
             raise ValueError(
-                f"a fused op of group {self.name!r} stands at place {place!r} of a graph that did not tell the "
-                "other ranks what it does (flux_inductor::agree); call ops by hand without a place"
+                f"a fused op of group {self.name!r} stands at place {place!r} of a graph that did not tell "
+                "the other ranks what it does (flux_inductor::agree); call ops by hand without a place"
             )
         if self._dead:
             self._raise_dead()
@@ -266,11 +266,11 @@ class Agreement:
             if now - start > limit_s:
                 self._give_up(
                     PeerTimeoutError(
-                        f"rank {self.rank} of group {self.name!r} waited {limit_s:g} s for ranks {missing} to come "
-                        f"to collective {index} of their compiled graphs, which is here {own}. A rank that is "
-                        "only slow needs a longer time-out of the process group; one that runs this collective "
-                        "outside of compiled code, or from a CUDA graph, cannot be seen: compile it alike on "
-                        f"all ranks, or run unfused with FLUX_INDUCTOR_ENGINE=reference on all. {REMEDY}"
+                        f"{self.where} waited {limit_s:g} s for ranks {missing} to come to collective "
+                        f"{index} of their compiled graphs, which is here {own}. A rank that is only slow needs "
+                        "a longer time-out of the process group; one that runs this collective outside of "
+                        "compiled code, or from a CUDA graph, cannot be seen: compile it alike on all ranks, or "
+                        f"run unfused with FLUX_INDUCTOR_ENGINE=reference on all. {REMEDY}"
                     )
                 )
             time.sleep(pause_s)
@@ -282,7 +282,7 @@ class Agreement:
             try:
                 theirs = peer.at(index)
             except LookupError as error:
-                self._give_up(FusedOpError(f"rank {self.rank} of group {self.name!r}: {error}. {REMEDY}"))
+                self._give_up(FusedOpError(f"{self.where}: {error}. {REMEDY}"))
             if theirs is not None:
                 answer = judge([own, theirs])
                 if isinstance(answer, Conflict):  # whatever the others say
@@ -303,7 +303,7 @@ class Agreement:
                     self._peers.append(peer)
             except WorkspaceError as error:
                 if strict:
-                    self._give_up(WorkspaceError(f"rank {self.rank} of group {self.name!r}: {error}. {REMEDY}"))
+                    self._give_up(WorkspaceError(f"{self.where}: {error}. {REMEDY}"))
 
     def _key(self, rank: int) -> str:
         return f"flux_inductor/ledger/{self.lane}/{rank}"
@@ -312,9 +312,7 @@ class Agreement:
         for peer in self._peers:
             if why := peer.failure:
                 kind = getattr(errors, why.partition(":")[0], FusedOpError)
-                self._give_up(
-                    kind(f"rank {self.rank} of group {self.name!r} gave up because rank {peer.rank} failed: {why}")
-                )
+                self._give_up(kind(f"{self.where} gave up because rank {peer.rank} failed: {why}"))
 
     def _check_present(self, missing: list[int], own: Stand) -> None:
         ended = liveness.ended_rank(groups.process_group(self.name))
@@ -323,9 +321,7 @@ class Agreement:
         if left:
             what = what or f"rank {left[0]} has destroyed the group"
         if what:
-            self._give_up(
-                PeerLostError(f"rank {self.rank} of group {self.name!r}: {what} before it came to {own}. {REMEDY}")
-            )
+            self._give_up(PeerLostError(f"{self.where}: {what} before it came to {own}. {REMEDY}"))
 
     def _limit_s(self) -> float:
         group = groups.process_group(self.name)
@@ -335,8 +331,8 @@ class Agreement:
         sides = "\n".join(f"  rank {stand.rank}: {stand}" for stand in (conflict.one, conflict.other))
         self._give_up(
             MismatchError(
-                f"ranks {conflict.one.rank} and {conflict.other.rank} of group {self.name!r} do not go together "
-                f"at the same place in their order of collectives:\n{sides}\n"
+                f"ranks {conflict.one.rank} and {conflict.other.rank} of group {self.name!r} do not go "
+                f"together at the same place in their order of collectives:\n{sides}\n"
                 "All ranks must run the same collectives in one order; one that was fused in an earlier run "
                 f"cannot be left unfused by a rank later. {REMEDY}"
             )
@@ -363,6 +359,7 @@ def unfused_because(group: str, place: str) -> str:
 
 def _never_ran(what: str) -> ValueError:
     return ValueError(
-        f"a graph is captured into a CUDA graph but never ran: {what}\nRanks agree on fused ops at the first run, "
-        "and a capture cannot wait for other ranks: run the function once with the same shapes before capturing it."
+        f"a graph is captured into a CUDA graph but never ran: {what}\nRanks agree on fused ops at the first "
+        "run, and a capture cannot wait for other ranks: run the function once with the same shapes before "
+        "capturing it."
     )

@@ -70,7 +70,7 @@ class Executes(Protocol):
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-        call: str,
+        call: str = "",
     ) -> list[Tensor]: ...
 
     def matmul_reduce_scatter(
@@ -84,7 +84,7 @@ class Executes(Protocol):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-        call: str,
+        call: str = "",
     ) -> Tensor: ...
 
 
@@ -123,7 +123,7 @@ class PreparesNothing:
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-        call: str,
+        call: str = "",
     ) -> GatherRun:
         return lambda x, weights, biases: self.all_gather_matmul(
             x, weights, biases, group, plan, gather_dim, return_gathered, call
@@ -140,7 +140,7 @@ class PreparesNothing:
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-        call: str,
+        call: str = "",
     ) -> ScatterRun:
         return lambda x, weight, bias, addend: self.matmul_reduce_scatter(
             x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale, call

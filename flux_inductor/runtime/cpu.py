@@ -34,7 +34,7 @@ class CpuEngine(PreparesNothing):
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-        call: str,
+        call: str = "",
     ) -> list[Tensor]:
         state = state_of(group, CpuGroup)
         strips, rows = math.prod(x.shape[:gather_dim]), math.prod(x.shape[gather_dim:-1])
@@ -68,7 +68,7 @@ class CpuEngine(PreparesNothing):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-        call: str,
+        call: str = "",
     ) -> Tensor:
         state = state_of(group, CpuGroup)
         world = state.world

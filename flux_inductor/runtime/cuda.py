@@ -148,7 +148,7 @@ class CudaEngine:
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-        call: str,
+        call: str = "",
     ) -> GatherRun:
         state = state_of(group, CudaGroup)
         state.check_device(x.device)
@@ -182,7 +182,7 @@ class CudaEngine:
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-        call: str,
+        call: str = "",
     ) -> ScatterRun:
         state = state_of(group, CudaGroup)
         state.check_device(x.device)

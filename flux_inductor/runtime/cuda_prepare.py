@@ -53,7 +53,7 @@ def prepare_gather(
     plan: Plan,
     gather_dim: int,
     return_gathered: bool,
-    call: str,
+    call: str = "",
 ) -> Prepared:
     """all_gather_matmul of a contiguous shard.
 
@@ -112,7 +112,7 @@ def prepare_scatter(
     reduce_op: str,
     scale: float,
     has_addend: bool,
-    call: str,
+    call: str = "",
 ) -> Prepared:
     """matmul_reduce_scatter of x with that shape, `row_stride` elements from row to row.
 

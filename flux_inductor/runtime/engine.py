@@ -42,7 +42,7 @@ class Engine(Protocol):
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-        call: str,
+        call: str = "",
     ) -> GatherRun: ...
 
     def bind_scatter(
@@ -56,7 +56,7 @@ class Engine(Protocol):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-        call: str,
+        call: str = "",
     ) -> ScatterRun: ...
 
 

@@ -145,8 +145,8 @@ class Ledger(_Page):
         taken = self._free
         if taken + words > WORDS:
             raise WorkspaceError(
-                f"this process has compiled more different graphs with collectives than {8 * WORDS >> 20} MiB "
-                "of their descriptions hold; compile with dynamic shapes (torch._dynamo.mark_dynamic)"
+                f"this process has compiled more graphs with collectives than {8 * WORDS >> 20} MiB of "
+                "their descriptions hold; compile with dynamic shapes (torch._dynamo.mark_dynamic)"
             )
         self._free += words
         return taken
@@ -232,10 +232,12 @@ class PeerLedger(_Page):
             start, record = self._run(run)
             if start <= index:
                 number = index - start
-                return None if number >= self.words[record] and run == runs - 1 else self._stand(record, number)
+                return (
+                    None if number >= self.words[record] and run == runs - 1 else self._stand(record, number)
+                )
         if not runs:
             return None
-        raise LookupError(f"rank {self.rank} has run {runs} graphs since, and tells about {RING} of them alone")
+        raise LookupError(f"rank {self.rank} has run more than {RING} graphs since, and tells of no more")
 
     def _run(self, run: int) -> tuple[int, int]:
         word = self.words[_HEADER + run % RING]
@@ -251,7 +253,7 @@ class PeerLedger(_Page):
 
 def _unreachable(rank: int, handle: Handle, why: str) -> WorkspaceError:
     return WorkspaceError(
-        f"what rank {rank} (process {handle.pid}) tells about its graphs cannot be read: {why}. Run all ranks of "
-        "the group on one host, as one user, with /proc mounted and one process namespace, or run unfused: option "
-        "strategy='never'"
+        f"what rank {rank} (process {handle.pid}) tells about its graphs cannot be read: {why}. Run all "
+        "ranks of the group on one host, as one user, with /proc mounted and one process namespace, or run "
+        "unfused: option strategy='never'"
     )

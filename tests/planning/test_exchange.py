@@ -43,7 +43,10 @@ def fused(answer: Verdict | Conflict) -> bool | None:
     return answer.fused if isinstance(answer, Verdict) else None
 
 
-@pytest.mark.parametrize("site", [PLAIN, FUSED, Site("reduce_scatter sum * fp32", "1 * 8 fp32", "m<=8: unfused; mesh push chunk=8")])
+@pytest.mark.parametrize(
+    "site",
+    [PLAIN, FUSED, Site("reduce_scatter sum * fp32", "1 * 8 fp32", "m<=8: unfused; mesh push chunk=8")],
+)
 def test_text_of_a_site(site: Site) -> None:
     assert Site.parse(str(site)) == site
 
@@ -88,7 +91,9 @@ def test_unknown_sizes_agree_with_any() -> None:
     assert fused(judge(stands(FUSED, Site("all_gather * bf16", "1 * 8 bf16", "mesh push chunk=4")))) is True
 
 
-SITES = st.sampled_from([PLAIN, FUSED, replace(FUSED, plan="mesh push chunk=4"), replace(FUSED, geometry="2 4 8 bf16")])
+SITES = st.sampled_from(
+    [PLAIN, FUSED, replace(FUSED, plan="mesh push chunk=4"), replace(FUSED, geometry="2 4 8 bf16")]
+)
 
 
 @given(st.lists(SITES, min_size=2, max_size=6), st.data())
@@ -139,9 +144,12 @@ def test_shards_that_differ_by_a_column_decide_alike(columns: int) -> None:
     """Of a gather's N, and likewise of a scatter's K."""
     topology = Topology.parse("cpu ranks=2 nodes=1 link=shm")
     for low in (columns // 16 * 16 + 1, columns):
-        ours, theirs = (choose(problem(columns=size, rows=64), topology) for size in (low, -(-low // 16) * 16))
+        ours, theirs = (
+            choose(problem(columns=size, rows=64), topology) for size in (low, -(-low // 16) * 16)
+        )
         assert ours == theirs
         ours, theirs = (
-            choose(problem(depth=size, kind="matmul_reduce_scatter"), topology) for size in (low, -(-low // 16) * 16)
+            choose(problem(depth=size, kind="matmul_reduce_scatter"), topology)
+            for size in (low, -(-low // 16) * 16)
         )
         assert ours == theirs
