@@ -41,27 +41,18 @@ then wait for its limit, or find the wrong collective and say so.
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
 
 import torch.distributed as dist
 
-from flux_inductor.planning.exchange import Conflict, Site, Stand, Verdict, judge
-from flux_inductor.runtime import errors, groups, liveness, torch_private
-from flux_inductor.runtime.errors import (
-    REMEDY,
-    DeadGroupError,
-    FusedOpError,
-    MismatchError,
-    PeerLostError,
-    PeerTimeoutError,
-    WorkspaceError,
-)
-from flux_inductor.runtime.ledger import Handle, Ledger, PeerLedger
+from flux_inductor.planning.exchange import Site, Stand, Verdict, judge
+from flux_inductor.runtime import groups, torch_private
+from flux_inductor.runtime.errors import REMEDY, DeadGroupError, FusedOpError, MismatchError
+from flux_inductor.runtime.ledger import Ledger, PeerLedger
+from flux_inductor.runtime.peers import Peers
 
-LOOK_PERIOD_S = 0.2  # between looks for ranks that have ended; each asks the store
-LONGEST_PAUSE_S = 0.002
 MOST_RANKS = 64  # of a group whose graphs are looked at before anything is fused: each look asks the store
 # A rank that fuses nothing waits at most so long, and only where others have fused ops, for them to come to
 # the first collective of a graph that is new to it: in its own collective it could not hear that they raise.
@@ -96,19 +87,14 @@ class Agreement:
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
         self.name, self.rank, self.world = name, group.rank(), group.size()
         self.alone = self.world == 1 or torch_private.is_fake(group)
-        self.where = f"rank {self.rank} of group {name!r}"
         self._lock = threading.Lock()
         self._known: dict[str, _Sequence] = {}
         self._decided: dict[tuple[str, int], Verdict] = {}  # of the latest sequence that looks the same
-        self._peers: list[PeerLedger] = []
         self._count = 0
         self._dead = ""
         if not self.alone:
-            self._store = torch_private.store(group)
             self._ledger = Ledger()
-            # In the place of an earlier one, if the group was destroyed and made anew under its name.
-            self._store.set(self._key(self.rank), self._ledger.handle().to_json())
-            liveness.publish_process()
+            self._peers = Peers(self.lane, self._ledger, name, group)
 
     def begin(self, digest: str, sites: str, capturing: bool = False) -> None:
         """This rank begins to run that sequence of collectives. Waits for nobody, but see COURTESY_S.
@@ -127,11 +113,9 @@ class Agreement:
         new = sequence is None
         if sequence is None:
             sequence = self._register(digest, sites, capturing)
-        if self._dead and sequence.fuses:
-            self._raise_dead()
         if capturing:
             self._ledger.captured()
-        if capturing or self._dead:
+        if capturing or self._dead:  # in a dead group fused ops raise by themselves, plain collectives go on
             return
         with self._lock:
             sequence.start = self._count
@@ -139,9 +123,10 @@ class Agreement:
             self._ledger.ran(sequence.start, sequence.record)
         if new:
             self._first_run(sequence)
-        for peer in self._peers:
+        for peer in self._peers.ledgers:
             if peer.begun != peer.seen:
-                self._look(peer, sequence)
+                with self._ending():
+                    self._look(peer, sequence)
 
     def verdict(self, place: str, capturing: bool = False) -> Verdict:
         """What all ranks do at a place of this rank's sequence, which has begun.
@@ -158,18 +143,13 @@ class Agreement:
                 "the other ranks what it does (flux_inductor::agree); call ops by hand without a place"
             )
         if self._dead:
-            self._raise_dead()
+            raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
         stand = self._stand(sequence, int(number))
         if stand.decided is not None:
             return stand.decided
         if capturing:
             raise _never_ran(str(stand.site))
-        alike = self._decided.get((sequence.text, int(number)))
-        stands = self._ask(sequence.start + int(number), stand, alike)
-        answer = judge(stands) if stands else alike
-        assert answer is not None
-        if isinstance(answer, Conflict):
-            self._mismatch(answer)
+        answer = self._ask(sequence, int(number), stand)
         self._ledger.decide(sequence.record, int(number), answer)
         self._decided[sequence.text, int(number)] = answer
         if not answer.fused:
@@ -186,14 +166,9 @@ class Agreement:
     def close(self) -> None:
         self._dead = self._dead or "it was destroyed"
         if not self.alone:
-            for peer in self._peers:
-                peer.close()
-            self._peers.clear()
+            self._peers.close()
             self._ledger.close()
             self.alone = True
-
-    def _raise_dead(self) -> NoReturn:
-        raise DeadGroupError(f"group {self.name!r} failed before: {self._dead}")
 
     def _register(self, digest: str, text: str, capturing: bool) -> _Sequence:
         sites = tuple(map(Site.parse, text.split("\n")))
@@ -205,15 +180,13 @@ class Agreement:
 
     def _first_run(self, sequence: _Sequence) -> None:
         self._ledger.announce()
-        if self.world <= MOST_RANKS:
-            self._open_peers(strict=False)
-        if not sequence.fuses and any(peer.fuses for peer in self._peers):
-            deadline = time.monotonic() + COURTESY_S
-            while time.monotonic() < deadline and any(peer.count <= sequence.start for peer in self._peers):
-                self._check_failures()
-                time.sleep(LONGEST_PAUSE_S)
-        for peer in self._peers:
-            self._look(peer, sequence)
+        with self._ending():
+            if self.world <= MOST_RANKS:
+                self._peers.open(strict=False)
+            if not sequence.fuses and any(peer.fuses for peer in self._peers.ledgers):
+                self._peers.await_count(sequence.start, COURTESY_S)
+            for peer in self._peers.ledgers:
+                self._look(peer, sequence)
 
     def _look(self, peer: PeerLedger, sequence: _Sequence) -> None:
         """Whether what the peer does at the places of this run goes with it, as far as it has come."""
@@ -230,9 +203,7 @@ class Agreement:
             own = self._stand(sequence, number)
             if not (own.able or theirs.able):
                 continue
-            answer = judge(sorted((own, theirs), key=lambda each: each.rank))
-            if isinstance(answer, Conflict):
-                self._mismatch(answer)
+            self._judge(sorted((own, theirs), key=lambda each: each.rank))
         if self._count >= peer.watched_until:
             peer.seen = peer.noticed
 
@@ -240,107 +211,44 @@ class Agreement:
         decided = self._ledger.verdict(sequence.record, number)
         return Stand(self.rank, f"{sequence.digest}/{number}", sequence.sites[number], decided)
 
-    def _ask(self, index: int, own: Stand, alike: Verdict | None) -> list[Stand]:
-        """What all ranks do at that count.
+    def _ask(self, sequence: _Sequence, number: int, own: Stand) -> Verdict:
+        alike = self._decided.get((sequence.text, number))
 
-        Nothing, if those who are not there may replay CUDA graphs, and there is an answer for the same
-        sequence of another graph: this rank alone may have compiled again.
+        def judge_early(theirs: Stand) -> None:
+            self._judge([own, theirs])
+
+        with self._ending():
+            stands = self._peers.ask(sequence.start + number, own, judge_early, alike is not None)
+            if stands:
+                return self._judge(stands)
+        assert alike is not None
+        return alike
+
+    def _judge(self, stands: Sequence[Stand]) -> Verdict:
+        """Of some ranks or all.
+
+        Raises:
+            MismatchError: they do not go together.
         """
-        limit_s = self._limit_s()
-        start = time.monotonic()
-        next_look, pause_s = start + LOOK_PERIOD_S, 0.00002
-        while True:
-            self._open_peers(strict=True)
-            self._check_failures()
-            stands = self._stands(index, own)
-            here = {stand.rank for stand in stands}
-            missing = [rank for rank in range(self.world) if rank not in here]
-            if not missing:
-                return stands
-            if alike is not None and all(peer.replays for peer in self._peers if peer.rank in missing):
-                return []
-            now = time.monotonic()
-            if now > next_look:
-                next_look = now + LOOK_PERIOD_S
-                self._check_present(missing, own)
-            if now - start > limit_s:
-                self._give_up(
-                    PeerTimeoutError(
-                        f"{self.where} waited {limit_s:g} s for ranks {missing} to come to collective "
-                        f"{index} of their compiled graphs, which is here {own}. A rank that is only slow needs "
-                        "a longer time-out of the process group; one that runs this collective outside of "
-                        "compiled code, or from a CUDA graph, cannot be seen: compile it alike on all ranks, or "
-                        f"run unfused with FLUX_INDUCTOR_ENGINE=reference on all. {REMEDY}"
-                    )
-                )
-            time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
-
-    def _stands(self, index: int, own: Stand) -> list[Stand]:
-        stands = [own]
-        for peer in self._peers:
-            try:
-                theirs = peer.at(index)
-            except LookupError as error:
-                self._give_up(FusedOpError(f"{self.where}: {error}. {REMEDY}"))
-            if theirs is not None:
-                answer = judge([own, theirs])
-                if isinstance(answer, Conflict):  # whatever the others say
-                    self._mismatch(answer)
-                stands.append(theirs)
-        return sorted(stands, key=lambda stand: stand.rank)
-
-    def _open_peers(self, *, strict: bool) -> None:
-        """Maps the pages of those that have told where they are; `strict`: all of them must be in reach."""
-        known = {self.rank, *(peer.rank for peer in self._peers)}
-        for rank in range(self.world):
-            key = self._key(rank)
-            if rank in known or not self._store.check([key]):
-                continue
-            try:
-                peer = PeerLedger.open(rank, Handle.from_json(self._store.get(key)))
-                if peer is not None:
-                    self._peers.append(peer)
-            except WorkspaceError as error:
-                if strict:
-                    self._give_up(WorkspaceError(f"{self.where}: {error}. {REMEDY}"))
-
-    def _key(self, rank: int) -> str:
-        return f"flux_inductor/ledger/{self.lane}/{rank}"
-
-    def _check_failures(self) -> None:
-        for peer in self._peers:
-            if why := peer.failure:
-                kind = getattr(errors, why.partition(":")[0], FusedOpError)
-                self._give_up(kind(f"{self.where} gave up because rank {peer.rank} failed: {why}"))
-
-    def _check_present(self, missing: list[int], own: Stand) -> None:
-        ended = liveness.ended_rank(groups.process_group(self.name))
-        left = [peer.rank for peer in self._peers if peer.left and peer.rank in missing]
-        what = f"the process of rank {ended} has ended" if ended is not None else ""
-        if left:
-            what = what or f"rank {left[0]} has destroyed the group"
-        if what:
-            self._give_up(PeerLostError(f"{self.where}: {what} before it came to {own}. {REMEDY}"))
-
-    def _limit_s(self) -> float:
-        group = groups.process_group(self.name)
-        return torch_private.timeout(group, group._device_types[0].type).total_seconds()
-
-    def _mismatch(self, conflict: Conflict) -> NoReturn:
-        sides = "\n".join(f"  rank {stand.rank}: {stand}" for stand in (conflict.one, conflict.other))
-        self._give_up(
-            MismatchError(
-                f"ranks {conflict.one.rank} and {conflict.other.rank} of group {self.name!r} do not go "
-                f"together at the same place in their order of collectives:\n{sides}\n"
-                "All ranks must run the same collectives in one order; one that was fused in an earlier run "
-                f"cannot be left unfused by a rank later. {REMEDY}"
-            )
+        answer = judge(stands)
+        if isinstance(answer, Verdict):
+            return answer
+        sides = "\n".join(f"  rank {stand.rank}: {stand}" for stand in (answer.one, answer.other))
+        raise MismatchError(
+            f"ranks {answer.one.rank} and {answer.other.rank} of group {self.name!r} do not go together at the "
+            f"same place in their order of collectives:\n{sides}\n"
+            "All ranks must run the same collectives in one order; one that was fused in an earlier run cannot "
+            f"be left unfused by a rank later. {REMEDY}"
         )
 
-    def _give_up(self, error: FusedOpError) -> NoReturn:
-        groups.end(self.name, error)
-        raise error
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """What its body raises ends the group on all ranks."""
+        try:
+            yield
+        except FusedOpError as error:
+            groups.end(self.name, error)
+            raise
 
 
 class CallAgreement(Agreement):
