@@ -235,10 +235,10 @@ class Agreement:
             return answer
         sides = "\n".join(f"  rank {stand.rank}: {stand}" for stand in (answer.one, answer.other))
         raise MismatchError(
-            f"ranks {answer.one.rank} and {answer.other.rank} of group {self.name!r} do not go together at the "
-            f"same place in their order of collectives:\n{sides}\n"
-            "All ranks must run the same collectives in one order; one that was fused in an earlier run cannot "
-            f"be left unfused by a rank later. {REMEDY}"
+            f"ranks {answer.one.rank} and {answer.other.rank} of group {self.name!r} do not go together at "
+            f"the same place in their order of collectives:\n{sides}\n"
+            "All ranks must run the same collectives in one order; one that was fused in an earlier run "
+            f"cannot be left unfused by a rank later. {REMEDY}"
         )
 
     @contextmanager
