@@ -239,7 +239,7 @@ def _all_gather_matmul(
         agreed = agree_on_place(parse_plan(plan), "all_gather_matmul", place, group, x.device.type)
     chosen = agreed.table.at(group_size(group) * _rows(x))
     engine = engine_for("all_gather_matmul", x.device.type, group, chosen)
-    run = engine.bind_gather(x, weights, biases, group, chosen, gather_dim, return_gathered, agreed.name)
+    run = engine.bind_gather(x, weights, biases, group, chosen, gather_dim, return_gathered)
     remember(calls, key, BoundCall(tally_of("all_gather_matmul", engine), agreed.counted(run)))
     return run(x, weights, biases)
 
@@ -292,9 +292,7 @@ def _matmul_reduce_scatter(
         agreed = agree_on_place(parse_plan(plan), "matmul_reduce_scatter", place, group, x.device.type)
     chosen = agreed.table.at(_rows(x))
     engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
-    run = engine.bind_scatter(
-        x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale, agreed.name
-    )
+    run = engine.bind_scatter(x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale)
     remember(calls, key, BoundCall(tally_of("matmul_reduce_scatter", engine), agreed.counted(run)))
     return run(x, weight, bias, addend)
 

@@ -25,7 +25,7 @@ ranks may stand in place of what they said: the answer is the same. So ranks nee
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
@@ -70,12 +70,10 @@ class Verdict:
 
     Args:
         plan: text of the exchange's plan; "" to run unfused.
-        name: of the call, the same on all ranks: the place of one rank's graph.
         because: why it runs unfused, for people.
     """
 
     plan: str = ""
-    name: str = ""
     because: str = ""
 
     @property
@@ -146,12 +144,14 @@ def judge(stands: Sequence[Stand]) -> Verdict | Conflict:
     for one, other in combinations(stands, 2):
         if not alike(one.site.geometry, other.site.geometry):
             return Verdict(because=f"ranks {one.rank} and {other.rank} move it otherwise: {one}; {other}")
-    return Verdict(stands[0].site.plan, stands[0].place)
+    return Verdict(stands[0].site.plan)
 
 
 def _go_together(bound: Stand, other: Stand) -> bool:
     if other.bound:
-        return bound.decided == other.decided
+        assert bound.decided is not None
+        assert other.decided is not None
+        return bound.decided.plan == other.decided.plan
     return other.able and alike(bound.site.geometry, other.site.geometry)
 
 
@@ -191,14 +191,21 @@ def geometry(problem: Problem) -> str:
 def exchange_of(table: PlanTable, kind: Kind, device: Device) -> str:
     """The part of a plan, or of a table of plans, that all ranks follow. "" if nothing is fused.
 
-    A CUDA scatter's chunks are cut along the order of its tiles, so there it is the whole plan.
+    A CUDA scatter's chunks are cut along the order of its tiles, so there it is all but the SMs in reserve,
+    which each rank needs for communication of its own.
     """
     if not table.fused:
         return ""
-    if kind == "matmul_reduce_scatter" and device == "cuda":
-        return str(table)
-    entries = [(bound, replace(plan, tile="", sweep=0, width=0, reserve=0)) for bound, plan in table.entries]
-    return str(PlanTable(tuple(entries)))
+    whole = kind == "matmul_reduce_scatter" and device == "cuda"
+    return str(_each(table, lambda plan: replace(plan, reserve=0) if whole else _bare(plan)))
+
+
+def _bare(plan: Plan) -> Plan:
+    return replace(plan, tile="", sweep=0, width=0, reserve=0)
+
+
+def _each(table: PlanTable, change: Callable[[Plan], Plan]) -> PlanTable:
+    return PlanTable(tuple((bound, change(plan)) for bound, plan in table.entries))
 
 
 @lru_cache(maxsize=1024)
@@ -206,12 +213,5 @@ def adopted(own: PlanTable, kind: Kind, device: Device, agreed: str) -> PlanTabl
     """This rank's plan for the exchange that was agreed on: its own, or else one that is fitted anew."""
     if exchange_of(own, kind, device) == agreed:
         return own
-    table = parse_plan(agreed)
-    if kind == "matmul_reduce_scatter":
-        return table
     reserve = max(plan.reserve for _, plan in own.entries)
-
-    def fit(plan: Plan) -> Plan:
-        return replace(plan, reserve=reserve) if plan.fused else plan
-
-    return PlanTable(tuple((bound, fit(plan)) for bound, plan in table.entries))
+    return _each(parse_plan(agreed), lambda plan: replace(plan, reserve=reserve) if plan.fused else plan)

@@ -27,12 +27,10 @@ class Agreed:
 
     Args:
         table: the plan.
-        name: of the call, the same on all ranks.
         count: tells the others about a later run; None where the graph does that.
     """
 
     table: PlanTable
-    name: str = ""
     count: Callable[[], None] | None = None
 
     def counted(self, run: Run) -> Run:
@@ -65,7 +63,7 @@ def agree_on_place(table: PlanTable, kind: Kind, place: str, group: str, device:
     verdict = agreement.verdict(place, captures(device))
     if not verdict.fused:
         return Agreed(single(UNFUSED))
-    return Agreed(adopted(table, kind, cast(Device, device), verdict.plan), verdict.name)
+    return Agreed(adopted(table, kind, cast(Device, device), verdict.plan))
 
 
 def agree_on_call(problem: Problem, table: PlanTable, moves: str, group: str, device: str) -> Agreed:
@@ -92,7 +90,7 @@ def agree_on_call(problem: Problem, table: PlanTable, moves: str, group: str, de
     verdict = agreement.verdict(f"{digest}/0", captures(device))
     if not verdict.fused:
         return Agreed(single(UNFUSED), count=count)
-    return Agreed(adopted(table, problem.kind, cast(Device, device), verdict.plan), verdict.name, count)
+    return Agreed(adopted(table, problem.kind, cast(Device, device), verdict.plan), count)
 
 
 def _reference() -> bool:

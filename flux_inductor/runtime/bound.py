@@ -53,11 +53,6 @@ class BoundCall(Generic[Run]):
     run: Run
 
 
-def named(descriptor: str, call: str) -> str:
-    """What ranks compare about a call, with the name of its place if it has one."""
-    return f"{descriptor}, at {call}" if call else descriptor
-
-
 class Executes(Protocol):
     """Executes the ops under one plan, at once. Arguments are the ops' own (see ops.py), checked before."""
 
@@ -70,7 +65,6 @@ class Executes(Protocol):
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-        call: str = "",
     ) -> list[Tensor]: ...
 
     def matmul_reduce_scatter(
@@ -84,7 +78,6 @@ class Executes(Protocol):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-        call: str = "",
     ) -> Tensor: ...
 
 
@@ -123,10 +116,9 @@ class PreparesNothing:
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-        call: str = "",
     ) -> GatherRun:
         return lambda x, weights, biases: self.all_gather_matmul(
-            x, weights, biases, group, plan, gather_dim, return_gathered, call
+            x, weights, biases, group, plan, gather_dim, return_gathered
         )
 
     def bind_scatter(
@@ -140,8 +132,7 @@ class PreparesNothing:
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-        call: str = "",
     ) -> ScatterRun:
         return lambda x, weight, bias, addend: self.matmul_reduce_scatter(
-            x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale, call
+            x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale
         )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from flux_inductor.planning.plan import Plan
-from flux_inductor.runtime.bound import PreparesNothing, named
+from flux_inductor.runtime.bound import PreparesNothing
 from flux_inductor.runtime.cpu_gather import Gather
 from flux_inductor.runtime.cpu_group import CpuGroup
 from flux_inductor.runtime.cpu_scatter import Scatter
@@ -34,7 +34,6 @@ class CpuEngine(PreparesNothing):
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-        call: str = "",
     ) -> list[Tensor]:
         state = state_of(group, CpuGroup)
         strips, rows = math.prod(x.shape[:gather_dim]), math.prod(x.shape[gather_dim:-1])
@@ -54,7 +53,7 @@ class CpuEngine(PreparesNothing):
         else:
             # Not what only this rank sees: columns of its weights, whether it keeps the gathered tensor.
             moves = f"{x.dtype} [{strips}, {rows}, {x.shape[-1]}]"
-            gather.run(plan, named(f"all_gather_matmul of {moves}, {plan}", call))
+            gather.run(plan, f"all_gather_matmul of {moves}, {plan}")
         return products if gathered is None else [*products, gathered]
 
     def matmul_reduce_scatter(
@@ -68,7 +67,6 @@ class CpuEngine(PreparesNothing):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-        call: str = "",
     ) -> Tensor:
         state = state_of(group, CpuGroup)
         world = state.world
@@ -92,5 +90,5 @@ class CpuEngine(PreparesNothing):
         )
         # Not K, which only this rank sees.
         moves = f"{x.dtype} [{strips}, {rows}, {shape[-1]}]{' by columns' if columns else ''}"
-        scatter.run(plan, named(f"matmul_reduce_scatter ({reduce_op}) of {moves}, {plan}", call))
+        scatter.run(plan, f"matmul_reduce_scatter ({reduce_op}) of {moves}, {plan}")
         return result

@@ -148,7 +148,6 @@ class CudaEngine:
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-        call: str = "",
     ) -> GatherRun:
         state = state_of(group, CudaGroup)
         state.check_device(x.device)
@@ -162,7 +161,7 @@ class CudaEngine:
         fits, layouts, leading = zip(*map(weight_strides, weights), strict=True)
         sizes = tuple(zip((weight.shape[1] for weight in weights), layouts, leading, strict=True))
         prepared = prepare_gather(
-            state.world, state.rank, x.shape, x.dtype, sizes, plan, gather_dim, return_gathered, call
+            state.world, state.rank, x.shape, x.dtype, sizes, plan, gather_dim, return_gathered
         )
         x_fits = x.is_contiguous()
         operands = (x, *weights, *biases)
@@ -182,7 +181,6 @@ class CudaEngine:
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-        call: str = "",
     ) -> ScatterRun:
         state = state_of(group, CudaGroup)
         state.check_device(x.device)
@@ -207,7 +205,6 @@ class CudaEngine:
             reduce_op,
             scale * factor,
             addend is not None,
-            call,
         )
         result = _maker(shape, x.dtype)
         partials = _maker([prepared.partials], x.dtype) if prepared.partials else None

@@ -15,7 +15,6 @@ from flux_inductor.planning.fit import columns_of_chunk, fitted
 from flux_inductor.planning.plan import Plan, single
 from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.tiles import Tile, grid, kernel_limit
-from flux_inductor.runtime.bound import named
 from flux_inductor.runtime.cuda_kernels import DTYPES, kernel_for, kernels, menu
 from flux_inductor.runtime.cuda_memory import Need
 
@@ -53,7 +52,6 @@ def prepare_gather(
     plan: Plan,
     gather_dim: int,
     return_gathered: bool,
-    call: str = "",
 ) -> Prepared:
     """all_gather_matmul of a contiguous shard.
 
@@ -95,7 +93,7 @@ def prepare_gather(
     exchange = exchange_of(single(plan), problem.kind, "cuda")
     return Prepared(
         call=kernels.GatherCall(launches, sizes, plan.reserve),
-        descriptor=named(f"all_gather_matmul of {geometry(problem)}, {exchange}", call),
+        descriptor=f"all_gather_matmul of {geometry(problem)}, {exchange}",
         need=Need(slot_bytes=world * _int(problem.shard_bytes), signals=signals),
     )
 
@@ -112,7 +110,6 @@ def prepare_scatter(
     reduce_op: str,
     scale: float,
     has_addend: bool,
-    call: str = "",
 ) -> Prepared:
     """matmul_reduce_scatter of x with that shape, `row_stride` elements from row to row.
 
@@ -142,11 +139,12 @@ def prepare_scatter(
     tiles = grid(tile, problem, columns)
     size.group = min(plan.sweep, tiles.rows)
     size.chunk_columns = min(columns_of_chunk(tile, plan), tiles.columns)
+    exchange = exchange_of(single(plan), problem.kind, "cuda")
     chunks = world * kernels.scatter_chunks_per_part(kernel, size)
     moved, store = _int(problem.moved_bytes), plan.direction == "store"
     return Prepared(
         call=kernels.ScatterCall(kernel, size, store, plan.reserve),
-        descriptor=named(f"matmul_reduce_scatter ({reduce_op}) of {geometry(problem)}, {plan}", call),
+        descriptor=f"matmul_reduce_scatter ({reduce_op}) of {geometry(problem)}, {exchange}",
         need=Need(slot_bytes=moved, signals=chunks, counters=chunks),
         partials=0 if store else moved // problem.itemsize,
     )

@@ -24,11 +24,7 @@ ENGINE_CHOICES = ("auto", "reference")
 
 
 class Engine(Protocol):
-    """Executes the ops, each call bound first to its shapes and options (see bound.py), checked before.
-
-    `call` is the name of the place at which all ranks make it, "" if it has none: what meets must bear one
-    name.
-    """
+    """Executes the ops, each call bound first to its shapes and options (see bound.py), checked before."""
 
     @property
     def name(self) -> str: ...
@@ -42,7 +38,6 @@ class Engine(Protocol):
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-        call: str = "",
     ) -> GatherRun: ...
 
     def bind_scatter(
@@ -56,7 +51,6 @@ class Engine(Protocol):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-        call: str = "",
     ) -> ScatterRun: ...
 
 

@@ -116,7 +116,7 @@ class Ledger(_Page):
         self.words[_BEGUN] += 1
 
     def decide(self, record: int, number: int, verdict: Verdict) -> None:
-        where = self._write(json.dumps([verdict.plan, verdict.name, verdict.because]))
+        where = self._write(json.dumps([verdict.plan, verdict.because]))
         self.words[record + 1 + number] = where if verdict.fused else -where
         self.words[_FUSED] += verdict.fused
 

@@ -40,7 +40,6 @@ class ReferenceEngine(PreparesNothing):
         plan: Plan,
         gather_dim: int,
         return_gathered: bool,
-        call: str = "",
     ) -> list[Tensor]:
         whole = all_gather(x, group, gather_dim)
         flat = whole.flatten(0, -2)
@@ -61,7 +60,6 @@ class ReferenceEngine(PreparesNothing):
         scatter_dim: int,
         reduce_op: str,
         scale: float,
-        call: str = "",
     ) -> Tensor:
         product = multiply(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, bias, scale)
         product = product.view(*x.shape[:-1], weight.shape[1])

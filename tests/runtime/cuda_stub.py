@@ -128,12 +128,12 @@ class StubGroup(CudaGroup):
 
 
 def _prepare_gather(*arguments: Any) -> Prepared:
-    _, _, shape, _, weights, plan, dim, kept, _ = arguments
+    _, _, shape, _, weights, plan, dim, kept = arguments
     return Prepared((shape, weights, dim), f"gather {shape} {weights} {plan} {dim} {kept}", Need())
 
 
 def _prepare_scatter(*arguments: Any) -> Prepared:
-    _, _, shape, _, row_stride, weight_shape, plan, dim, reduce_op, scale, _, _ = arguments
+    _, _, shape, _, row_stride, weight_shape, plan, dim, reduce_op, scale, _ = arguments
     call = (shape, row_stride, weight_shape, dim, scale)
     return Prepared(call, f"scatter {call} {plan} {reduce_op}", Need(), partials=8)
 
