@@ -42,7 +42,7 @@ def run(fn: Program, *args: Any, mode: str = "always", **options: Any) -> tuple[
         with flux_inductor.options(strategy=mode, **options):
             results = torch.compile(fn, backend="flux_inductor")(*args)
     close = all(
-        torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+        torch.allclose(one, other, rtol=1e-3, atol=2e-2)
         for one, other in zip(_tensors(results), _tensors(expected), strict=True)
     )
     return close, engines()
@@ -67,10 +67,12 @@ def row(x: Tensor, w: Tensor) -> Tensor:
     return scatter(F.linear(x, w), 0, world())
 
 
-def columns(rank: int, sizes: tuple[int, ...], mode: str) -> Any:
+def columns(rank: int, sizes: tuple[int, ...], mode: str, rows: int = 32, depth: int = 64) -> Any:
     """N of a gather differs."""
     n = sizes[rank]
-    close, ran = run(lambda x, w: head(x, w).sum(-1), rand(rank, 32, 64), rand(rank, n, 64), mode=mode)
+    close, ran = run(
+        lambda x, w: head(x, w).sum(-1), rand(rank, rows, depth), rand(rank, n, depth), mode=mode
+    )
     return close, ran
 
 
@@ -198,10 +200,10 @@ def cost_us() -> float:
     begin = torch.ops.flux_inductor.agree.default
     device, calls = torch.device("cpu"), 1000
     begin("0", "cost", sites, device)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(calls):
         begin("0", "cost", sites, device)
-    return 1e6 * (time.perf_counter() - start) / calls
+    return 1e6 * (time.process_time() - start) / calls
 
 
 def other_collectives(rank: int) -> tuple[str, float]:
