@@ -228,16 +228,17 @@ class PeerLedger(_Page):
             LookupError: that is too long ago, or never was.
         """
         runs = self.words[_RUNS]
-        for run in range(runs - 1, max(runs - RING, -1), -1):
-            start, record = self._run(run)
-            if start <= index:
-                number = index - start
-                return (
-                    None if number >= self.words[record] and run == runs - 1 else self._stand(record, number)
-                )
+        first, behind = max(runs - RING + 1, 0), runs  # one slot may be being written
         if not runs:
             return None
-        raise LookupError(f"rank {self.rank} has run more than {RING} graphs since, and tells of no more")
+        if index < self._run(first)[0]:
+            raise LookupError(f"rank {self.rank} has run more than {RING} graphs since, and tells of no more")
+        while behind - first > 1:
+            middle = (first + behind) // 2
+            first, behind = (middle, behind) if self._run(middle)[0] <= index else (first, middle)
+        start, record = self._run(first)
+        number = index - start
+        return self._stand(record, number) if number < self.words[record] else None
 
     def _run(self, run: int) -> tuple[int, int]:
         word = self.words[_HEADER + run % RING]

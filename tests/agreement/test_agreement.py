@@ -23,7 +23,7 @@ CASES: dict[str, tuple[Any, Ran]] = {
     "columns": (lambda rank: programs.columns(rank, (40, 39), "always"), FUSED),
     "columns by cost": (
         lambda rank: programs.columns(rank, (2048, 16), "auto", 256, 256),
-        ({"unfused": 1}, {}),
+        ({}, {"unfused": 1}),
     ),
     "columns of 313": (lambda rank: programs.columns(rank, (157, 156), "auto"), ({}, {})),
     "depth": (lambda rank: programs.depth(rank, (35, 34), "always"), FUSED),
