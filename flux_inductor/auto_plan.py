@@ -28,8 +28,8 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp
 
 def plan_gather(
     x: Tensor, weights: Sequence[Tensor], group: str, dim: int, return_gathered: bool
-) -> PlanTable:
-    """The plan for all_gather_matmul of shard `x`, gathered along `dim`. The arguments were checked before.
+) -> tuple[Problem, PlanTable]:
+    """Sizes and plan of all_gather_matmul of shard `x`, gathered along `dim`. All was checked before.
 
     Raises:
         ValueError: a bad option, or no engine for the device.
@@ -45,7 +45,7 @@ def plan_gather(
         return_gathered=return_gathered,
         layout=_layout(weights),
     )
-    return _plan(problem, group, x.device.type)
+    return problem, _plan(problem, group, x.device.type)
 
 
 def plan_scatter(
@@ -55,8 +55,8 @@ def plan_scatter(
     group: str,
     dim: int,
     out_dtype: torch.dtype | None = None,
-) -> PlanTable:
-    """The plan for matmul_reduce_scatter of `x @ weight`, scattered along `dim`. All was checked before.
+) -> tuple[Problem, PlanTable]:
+    """Sizes and plan of matmul_reduce_scatter of `x @ weight`, scattered along `dim`; checked before.
 
     Raises:
         ValueError: a bad option, or no engine for the device.
@@ -76,7 +76,7 @@ def plan_scatter(
         result=DTYPE_NAMES[out_dtype or x.dtype],
         layout=_layout([weight]),
     )
-    return _plan(problem, group, x.device.type)
+    return problem, _plan(problem, group, x.device.type)
 
 
 def _layout(weights: Sequence[Tensor]) -> Layout:

@@ -1,6 +1,7 @@
 """The fused ops as torch.library ops: schemas, checks, fake kernels, and the choice of the engine.
 
-    flux_inductor::all_gather_matmul(x, weights, biases, group, plan, gather_dim, return_gathered) -> Tensor[]
+    flux_inductor::all_gather_matmul(x, weights, biases, group, plan, gather_dim, return_gathered,
+                                     place) -> Tensor[]
         x        this rank's shard [..., m, ..., K], at least two dims, any strides
         weights  each [K, N_i], any strides (x @ W and x @ W.t() alike)
         biases   empty, or one entry a weight: None or [N_i]
@@ -8,7 +9,7 @@
                  [..., world * m, ..., K]; all contiguous, none aliasing a workspace
 
     flux_inductor::matmul_reduce_scatter(x, weight, bias, addend, group, plan, scatter_dim, reduce_op,
-                                         scale, out_dtype=None) -> Tensor
+                                         scale, place, out_dtype) -> Tensor
         x        [..., K];  weight [K, N];  bias None or [N];  addend None or the product's shape [..., N]
         returns  this rank's part, along scatter_dim, of the sum (or mean) over the ranks of
                  scale * (x @ weight) + bias + addend; contiguous
@@ -17,9 +18,14 @@
                  product of one rank is rounded to x's dtype first is left open: torch.mm does it, fp32
                  accumulators need not.
 
+    flux_inductor::agree(group, digest, sites, device) -> Tensor
+        tells the other ranks which collectives a graph is about to run (runtime/agreement.py); nothing of use
+
 `group` is a process group's name and `plan` a plan's text, so that a printed graph explains itself and the
-compiler's cache keys see both; or plan "auto", which chooses when the op runs (auto_plan.py). What an op
-computes is defined by the reference engine (runtime/reference.py).
+compiler's cache keys see both; or plan "auto", which chooses when the op runs (auto_plan.py). `place` says
+where in its graph's sequence of collectives an op stands; all ranks agree on what stands there before it
+first runs. Calls by hand have none. What an op computes is defined by the reference engine
+(runtime/reference.py).
 
 All tensors of a call have one dtype, but for out_dtype: bfloat16, float16 or float32. The ops are not
 differentiable; graphs use them below autograd, and people use the functions of the same names in autograd.py.
@@ -32,13 +38,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from flux_inductor.auto_plan import AUTO, plan_gather, plan_scatter
 from flux_inductor.options import Options, current
+from flux_inductor.planning.exchange import gather_moves, scatter_moves
 from flux_inductor.planning.plan import parse_plan
+from flux_inductor.runtime.agreed import agree_on_call, agree_on_place, captures
+from flux_inductor.runtime.agreement import Agreement
 from flux_inductor.runtime.bound import BoundCall, BoundCalls, describe, remember
 from flux_inductor.runtime.engine import engine_choice, engine_for, tally_of
 from flux_inductor.runtime.groups import group_size, state_of
@@ -52,14 +62,15 @@ _TAGS = (torch.Tag.needs_fixed_stride_order,)
 
 _LIBRARY.define(
     "all_gather_matmul(Tensor x, Tensor[] weights, Tensor?[] biases, str group, str plan, "
-    "int gather_dim, bool return_gathered) -> Tensor[]",
+    'int gather_dim, bool return_gathered, str place="") -> Tensor[]',
     tags=_TAGS,
 )
 _LIBRARY.define(
     "matmul_reduce_scatter(Tensor x, Tensor weight, Tensor? bias, Tensor? addend, str group, str plan, "
-    "int scatter_dim, str reduce_op, float scale, ScalarType? out_dtype=None) -> Tensor",
+    'int scatter_dim, str reduce_op, float scale, str place="", ScalarType? out_dtype=None) -> Tensor',
     tags=_TAGS,
 )
+_LIBRARY.define("agree(str group, str digest, str sites, Device device) -> Tensor")
 
 
 # ---------------------------------------------------------------- checks
@@ -215,6 +226,7 @@ def _all_gather_matmul_fake(
     plan: str,
     gather_dim: int,
     return_gathered: bool,
+    place: str = "",
 ) -> list[Tensor]:
     check_gather(x, weights, biases, gather_dim)
     _check_plan(plan)
@@ -233,24 +245,31 @@ def _all_gather_matmul(
     plan: str,
     gather_dim: int,
     return_gathered: bool,
+    place: str = "",
 ) -> list[Tensor]:
     calls = state_of(group, BoundCalls)
     try:
         if torch.is_grad_enabled():
             _check_no_gradient("all_gather_matmul", x, *weights, *biases)
         operands = describe(x, weights, biases)
-        key = (plan, _choice(plan, group), gather_dim, return_gathered, engine_choice(), operands)
+        options = (gather_dim, return_gathered)
+        key = (plan, place, _choice(plan, group), options, engine_choice(), operands)
         call = calls.gathers.get(key)
         if call is not None:
             call.tally.runs += 1
         else:
             check_gather(x, weights, biases, gather_dim)
-            auto = plan == AUTO
-            table = plan_gather(x, weights, group, gather_dim, return_gathered) if auto else parse_plan(plan)
-            chosen = table.at(group_size(group) * _rows(x))
+            if plan == AUTO:
+                problem, table = plan_gather(x, weights, group, gather_dim, return_gathered)
+                moves = gather_moves(x.numel(), problem.dtype)
+                agreed = agree_on_call(problem, table, moves, group, x.device.type)
+            else:
+                table = parse_plan(plan)
+                agreed = agree_on_place(table, "all_gather_matmul", place, group, x.device.type)
+            chosen = agreed.table.at(group_size(group) * _rows(x))
             engine = engine_for("all_gather_matmul", x.device.type, group, chosen)
             run = engine.bind_gather(x, weights, biases, group, chosen, gather_dim, return_gathered)
-            call = BoundCall(tally_of("all_gather_matmul", engine), run)
+            call = BoundCall(tally_of("all_gather_matmul", engine), agreed.counted(run))
             remember(calls.gathers, key, call)
     except BaseException:
         calls.refused += 1  # peers may have begun it
@@ -269,6 +288,7 @@ def _matmul_reduce_scatter_fake(
     scatter_dim: int,
     reduce_op: str,
     scale: float,
+    place: str = "",
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op, out_dtype)
@@ -288,6 +308,7 @@ def _matmul_reduce_scatter(
     scatter_dim: int,
     reduce_op: str,
     scale: float,
+    place: str = "",
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     calls = state_of(group, BoundCalls)
@@ -296,22 +317,25 @@ def _matmul_reduce_scatter(
             _check_no_gradient("matmul_reduce_scatter", x, weight, bias, addend)
         operands = describe(x, weight, bias, addend)
         options = (scatter_dim, reduce_op, scale, out_dtype)
-        key = (plan, _choice(plan, group), options, engine_choice(), operands)
+        key = (plan, place, _choice(plan, group), options, engine_choice(), operands)
         call = calls.scatters.get(key)
         if call is not None:
             call.tally.runs += 1
         else:
             check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op, out_dtype)
-            auto = plan == AUTO
-            table = (
-                plan_scatter(x, weight, addend, group, scatter_dim, out_dtype) if auto else parse_plan(plan)
-            )
-            chosen = table.at(_rows(x))
+            if plan == AUTO:
+                problem, table = plan_scatter(x, weight, addend, group, scatter_dim, out_dtype)
+                moves = scatter_moves(_rows(x) * weight.shape[1], problem.result_dtype, reduce_op)
+                agreed = agree_on_call(problem, table, moves, group, x.device.type)
+            else:
+                table = parse_plan(plan)
+                agreed = agree_on_place(table, "matmul_reduce_scatter", place, group, x.device.type)
+            chosen = agreed.table.at(_rows(x))
             engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
             run = engine.bind_scatter(
                 x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale, out_dtype
             )
-            call = BoundCall(tally_of("matmul_reduce_scatter", engine), run)
+            call = BoundCall(tally_of("matmul_reduce_scatter", engine), agreed.counted(run))
             remember(calls.scatters, key, call)
     except BaseException:
         calls.refused += 1  # peers may have begun it
@@ -319,5 +343,23 @@ def _matmul_reduce_scatter(
     return call.run(x, weight, bias, addend)
 
 
+@torch.library.register_fake("flux_inductor::agree", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _agree_fake(group: str, digest: str, sites: str, device: torch.device) -> Tensor:
+    return torch.empty(0, device=device)
+
+
+def _agree(group: str, digest: str, sites: str, device: torch.device) -> Tensor:
+    state_of(group, Agreement).begin(digest, sites, captures(device.type))
+    return _nothing(device)
+
+
+@lru_cache
+def _nothing(device: torch.device) -> Tensor:
+    """Without elements, it needs no memory and may be given any number of times."""
+    with torch.inference_mode(False):
+        return torch.empty(0, device=device)
+
+
+_LIBRARY.impl("agree", _agree, "CompositeExplicitAutograd")
 _LIBRARY.impl("all_gather_matmul", _all_gather_matmul, "CompositeExplicitAutograd")
 _LIBRARY.impl("matmul_reduce_scatter", _matmul_reduce_scatter, "CompositeExplicitAutograd")

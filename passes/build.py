@@ -42,11 +42,13 @@ def size_argument(anchor: Node, tensor: Node, dim: int) -> int | Node:
     return size if isinstance(size, int) else call(anchor, torch.ops.aten.sym_size.int, tensor, dim)
 
 
-def set_plan(op: Node, plan: str) -> None:
-    """Gives a fused op another plan."""
+def set_argument(op: Node, name: str, value: Any) -> None:
+    """Gives a call of an op an argument, by its name in the schema; those before it get their defaults."""
     schema = op.target._schema.arguments  # type: ignore[union-attr]
-    (place,) = (number for number, argument in enumerate(schema) if argument.name == "plan")
-    op.update_arg(place, plan)
+    (position,) = (number for number, argument in enumerate(schema) if argument.name == name)
+    missing = [argument.default_value for argument in schema[len(op.args) : position + 1]]
+    op.args = (*op.args, *missing)
+    op.update_arg(position, value)
 
 
 def erase_unused(graph: Graph, nodes: list[Node]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
 from flux_inductor.passes import gather_site, scatter_site
-from flux_inductor.passes.build import set_plan
+from flux_inductor.passes.agreement import Part, add_agreement, parts_of, site_of
+from flux_inductor.passes.build import set_argument
 from flux_inductor.passes.chain import arrange, chain_of
 from flux_inductor.passes.collectives import WAIT, Collective, find_collectives, merge_waits
 from flux_inductor.passes.decide import Setting, decide, gather_problem, scatter_problem, unsuitable
@@ -23,6 +25,7 @@ from flux_inductor.passes.record import CollectiveRecord
 from flux_inductor.passes.rewrite_gather import rewrite_gather
 from flux_inductor.passes.rewrite_scatter import rewrite_scatter
 from flux_inductor.passes.sizes import Size, dtype_text, is_tensor, shape_text, tensor
+from flux_inductor.planning.exchange import Site
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import Decision
 
@@ -43,6 +46,7 @@ def fuse(graph: Graph, name: str, setting: Setting) -> list[CollectiveRecord]:
     graph.eliminate_dead_code()
     merge_waits(graph)
     collectives = list(find_collectives(graph))
+    parts, identity = parts_of(collectives), f"{name}\n{graph}"
     fusion = _Fusion(name, setting)
     fusion.gathers(graph, collectives)
     for one in collectives:
@@ -53,13 +57,16 @@ def fuse(graph: Graph, name: str, setting: Setting) -> list[CollectiveRecord]:
     if fusion.fused:
         stable_topological_sort(graph)
         fusion.check_gone(graph)
-        members = [one.node for one in collectives if one.node.target is not WAIT]
-        fused = set(fusion.fused.values())
-        chain = chain_of(graph, [fusion.fused.get(node, node) for node in members], fused)
-        waits = fusion.make_room(graph, chain, collectives)
+    members = [one.node for one in collectives if one.node.target is not WAIT]
+    fused = set(fusion.fused.values())
+    chain = chain_of(graph, [fusion.fused.get(node, node) for node in members], fused)
+    waits = fusion.make_room(graph, chain, collectives)
+    tellers, places = add_agreement(graph, identity, parts, fusion.sites(parts))
+    if fused or tellers:
         arrange(graph, chain, waits)
-        pin_order(graph, chain, fused, waits)
-    return [fusion.records[one.node] for one in collectives]
+        pin_order(graph, [*tellers, *chain], {*fused, *tellers}, waits)
+    records = ((one.node, fusion.records[one.node]) for one in collectives)
+    return [replace(record, place=places.get(node, "")) for node, record in records]
 
 
 class _Fusion:
@@ -132,9 +139,11 @@ class _Fusion:
         device: str,
         rewrite: Callable[[str], Node],
     ) -> None:
-        decision = problem if isinstance(problem, Reason) else decide(problem, one, device, self._setting)
-        if isinstance(problem, Reason) or isinstance(decision, Reason):
-            assert isinstance(decision, Reason)
+        if isinstance(problem, Reason):
+            self.leave(one, problem, shapes)
+            return
+        decision = decide(problem, one, device, self._setting)
+        if isinstance(decision, Reason):
             self.leave(one, decision, shapes)
         elif not decision.fused:
             self.leave(one, Reason(decision.code, decision.reason), shapes, decision)
@@ -178,9 +187,17 @@ class _Fusion:
         rooms = make_room(graph, chain, self._ops, plain, self._setting)
         for node, room in rooms.items():
             one, decision = self._ops[node].collective, room.decision
-            set_plan(node, str(decision.plan))
+            set_argument(node, "plan", str(decision.plan))
+            self._ops[node] = replace(self._ops[node], decision=decision)
             self._record(one, self.records[one.node].shapes, decision, note=room.note)
         return {node: room.waits for node, room in rooms.items()}
+
+    def sites(self, parts: dict[Node, Part]) -> dict[Node, tuple[Site, Node]]:
+        """For the collectives that were rewritten, what ranks compare, and the op."""
+        return {
+            node: (site_of(parts[node], self._ops[op].problem, self._ops[op].decision.plan), op)
+            for node, op in self.fused.items()
+        }
 
     def check_gone(self, graph: Graph) -> None:
         """A collective that is reported as fused must not run as well."""

@@ -43,6 +43,8 @@ CODES: dict[str, tuple[str, bool]] = {
     "kernel": ("the kernels of this device do not take such sizes or dtypes", True),
     "never": ("strategy=never", False),
     "not-profitable": ("predicted to be no faster than collective and matmul apart", False),
+    # What ranks find out together when the graph first runs.
+    "ranks-differ": ("compiled fused, but runs unfused since another rank cannot fuse it", False),
 }
 
 

@@ -23,6 +23,7 @@ class CollectiveRecord:
         unfused_us: likewise of collective and matmul one after the other.
         code: "" if fused, else one of the codes of reasons.py.
         reason: a sentence for people.
+        place: of the fused op in what ranks agree on, "" if there is none.
     """
 
     graph: str
@@ -37,3 +38,4 @@ class CollectiveRecord:
     unfused_us: float | None
     code: str
     reason: str
+    place: str = ""

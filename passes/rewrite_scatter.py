@@ -36,7 +36,7 @@ def rewrite_scatter(site: ScatterSite, plan: str) -> Node:
         site.dim,
         site.reduce_op,
         float(site.term.scale),
-        *([] if site.dtype == tensor(matmul.lhs).dtype else [site.dtype]),
+        *([] if site.dtype == tensor(matmul.lhs).dtype else ["", site.dtype]),  # the place comes later
     )
     for wait in site.collective.waits:
         wait.replace_all_uses_with(op)

@@ -74,9 +74,14 @@ class Problem:
         return ITEMSIZE[self.dtype]
 
     @property
+    def result_dtype(self) -> str:
+        """Of what is moved and returned."""
+        return self.result or self.dtype
+
+    @property
     def result_itemsize(self) -> int:
         """Bytes of one element of what matmul_reduce_scatter moves and returns."""
-        return ITEMSIZE[self.result or self.dtype]
+        return ITEMSIZE[self.result_dtype]
 
     @property
     def m(self) -> Size:

@@ -45,6 +45,9 @@ TRANSFERS = 8
 TYPICAL_STRIPS = 8
 # Stands for an unknown N or K when everything must be fused.
 NOMINAL = 1024
+# N of a gather and K of a scatter are priced as the next multiple of this. Ranks that share 313 columns have
+# 157 and 156 of them: nearly all such neighbours then have one price, and decide alike. No price is finer.
+PRICED = 16
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ def _choose(
     if unknown and mode == "auto":
         reason = f"size {unknown} of N or K is unknown until the program runs"
         return Decision(single(UNFUSED), False, None, None, "unknown-size", reason)
-    settled = _settle(problem)
+    settled = _rounded(_settle(problem))
     machine = MACHINES[topology.device]
     plans = candidates(settled, topology.device, reserve)
     if settled.symbols:
@@ -214,6 +217,18 @@ def _settle(problem: Problem) -> Problem:
     both = isinstance(problem.rows, sympy.Expr) and isinstance(problem.strips, sympy.Expr)
     strips = TYPICAL_STRIPS if both else problem.strips
     return replace(problem, strips=strips, columns=columns, depth=known(problem.depth))
+
+
+def _rounded(problem: Problem) -> Problem:
+    """The problem with those sizes rounded up that may differ between ranks; all must be known."""
+
+    def up(size: Size) -> int:
+        assert isinstance(size, int), size
+        return -(-size // PRICED) * PRICED
+
+    if problem.kind == "all_gather_matmul":
+        return replace(problem, columns=tuple(map(up, problem.columns)))
+    return replace(problem, depth=up(problem.depth))
 
 
 def candidates(problem: Problem, device: Device, reserve: int = 0) -> tuple[Plan, ...]:

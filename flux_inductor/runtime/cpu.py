@@ -131,8 +131,9 @@ class CpuEngine(PreparesNothing):
         if gather.shard.numel() == 0:  # the same on all ranks: nobody has anything to send
             gather.multiply_nothing()
         else:
-            descriptor = f"all_gather_matmul of {x.dtype} {list(x.shape)} along {gather_dim}, {plan}"
-            gather.run(plan, descriptor)
+            # Not what only this rank sees: columns of its weights, whether it keeps the gathered tensor.
+            moves = f"{x.dtype} [{strips}, {rows}, {x.shape[-1]}]"
+            gather.run(plan, f"all_gather_matmul of {moves}, {plan}")
         return products if gathered is None else [*products, gathered]
 
     def _scatter(
@@ -168,7 +169,8 @@ class CpuEngine(PreparesNothing):
             scale=scale,
             factor=1 / world if reduce_op == "avg" else 1.0,
         )
+        # Not K, which only this rank sees.
         dtypes = x.dtype if result.dtype == x.dtype else f"{x.dtype} as {result.dtype}"
-        descriptor = f"matmul_reduce_scatter ({reduce_op}) of {dtypes} {shape} along {scatter_dim}, {plan}"
-        scatter.run(plan, descriptor)
+        moves = f"{dtypes} [{strips}, {rows}, {shape[-1]}]{' by columns' if columns else ''}"
+        scatter.run(plan, f"matmul_reduce_scatter ({reduce_op}) of {moves}, {plan}")
         return result

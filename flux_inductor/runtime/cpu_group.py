@@ -127,6 +127,10 @@ class CpuGroup:
         with self.lock:
             self._fail(error)
 
+    def end(self, error: BaseException) -> None:
+        """Ends the group on all ranks, for a failure outside of its calls."""
+        self._fail(error)
+
     def _reserve_scratch(self, size: int) -> None:
         if self._scratch.numel() < size:
             with torch.inference_mode(False):

@@ -260,6 +260,10 @@ class CudaGroup:
             _log.error("%s", error)
         return error
 
+    def end(self, error: BaseException) -> None:
+        """Ends the group, for a failure outside of its calls."""
+        self.fail(f"{type(error).__name__}: {error}", self._order.begun + 1)
+
     def close(self) -> None:
         """Frees the memory, once nothing runs in it any more; never raises."""
         healthy = not self._state.value

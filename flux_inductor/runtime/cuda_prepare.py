@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from flux_inductor.planning.exchange import exchange_of, geometry
 from flux_inductor.planning.fit import fitted
 from flux_inductor.planning.kernel_order import columns_of_chunk
-from flux_inductor.planning.plan import Plan
+from flux_inductor.planning.plan import Plan, single
 from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.tiles import Tile, grid, kernel_limit
 from flux_inductor.runtime.cuda_kernels import DTYPES, kernel_for, kernels, menu
@@ -90,11 +91,10 @@ def prepare_gather(
         launches.append(kernel)
         sizes.append(size)
     signals = world * kernels.gather_signals_per_shard(sizes[0])
-    kept = ", gathered returned" if return_gathered else ""
+    exchange = exchange_of(single(plan), problem.kind, "cuda")
     return Prepared(
         call=kernels.GatherCall(launches, sizes, plan.reserve),
-        descriptor=f"all_gather_matmul of {problem.dtype} {list(shape)} along {gather_dim} with N = "
-        f"{', '.join(map(str, problem.columns))}{kept}, {plan}",
+        descriptor=f"all_gather_matmul of {geometry(problem)}, {exchange}",
         need=Need(slot_bytes=world * _int(problem.shard_bytes), signals=signals),
     )
 
@@ -142,13 +142,12 @@ def prepare_scatter(
     tiles = grid(tile, problem, columns)
     size.group = min(plan.sweep, tiles.rows)
     size.chunk_columns = min(columns_of_chunk(tile, plan.width), tiles.columns)
+    exchange = exchange_of(single(plan), problem.kind, "cuda")
     chunks = world * kernels.scatter_chunks_per_part(kernel, size)
-    as_result = f" as {problem.result}" if problem.result else ""
     moved, store = _int(problem.moved_bytes), plan.direction == "store"
     return Prepared(
         call=kernels.ScatterCall(kernel, size, store, plan.reserve),
-        descriptor=f"matmul_reduce_scatter ({reduce_op}) of {problem.dtype}{as_result} {list(shape)} with "
-        f"N = {columns} along {scatter_dim}, scale {scale}, {plan}",
+        descriptor=f"matmul_reduce_scatter ({reduce_op}) of {geometry(problem)}, {exchange}",
         need=Need(slot_bytes=moved, signals=chunks, counters=chunks),
         partials=0 if store else moved // problem.result_itemsize,
     )

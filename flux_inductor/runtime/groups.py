@@ -16,6 +16,7 @@ from flux_inductor.runtime.torch_private import group_size, process_group, until
 __all__ = [
     "GroupState",
     "close_all",
+    "end",
     "ending",
     "group_size",
     "name_of",
@@ -102,6 +103,15 @@ def _drop(kind: type[GroupState], name: str, destroyed: object) -> None:
         if kept is not None and kept.watch is destroyed:
             del _kept[kind, name]
             kept.state.close()
+
+
+def end(name: str, error: Exception) -> None:
+    """Tells everything that is kept for a group that it is dead for fused ops, and so the other ranks."""
+    with _changing:
+        states = [kept.state for (_, group), kept in _kept.items() if group == name]
+    for state in states:
+        if hasattr(state, "end"):
+            state.end(error)
 
 
 def workspace_bytes() -> int:

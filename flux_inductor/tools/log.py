@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._logging._internal import trace_structured
 
 from flux_inductor.passes.record import CollectiveRecord
+from flux_inductor.runtime.agreement import unfused_because
 from flux_inductor.runtime.engine import executions
 from flux_inductor.runtime.groups import workspace_bytes
 from flux_inductor.tools import kept
@@ -118,9 +119,19 @@ def mark() -> Mark:
 def since(moment: Mark) -> Report:
     """The report of what was compiled and run after a mark()."""
     graphs, before = moment
-    parts = tuple(part for graph in _graphs[graphs:] for part in graph.parts)
+    parts = tuple(_as_agreed(part) for graph in _graphs[graphs:] for part in graph.parts)
     ran = ((op, engine, calls - before.get((op, engine), 0)) for (op, engine), calls in executions().items())
     return Report(parts, _sorted(Executions(*run) for run in ran))
+
+
+def _as_agreed(graph: GraphReport) -> GraphReport:
+    """With what ranks have found out together since the graph was compiled."""
+    return replace(graph, records=tuple(map(_record_as_agreed, graph.records)))
+
+
+def _record_as_agreed(record: CollectiveRecord) -> CollectiveRecord:
+    why = unfused_because(record.group, record.place) if record.place else ""
+    return replace(record, fused=False, plan="", code="ranks-differ", reason=why) if why else record
 
 
 def _sorted(runs: Iterable[Executions]) -> tuple[Executions, ...]:

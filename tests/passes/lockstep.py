@@ -102,6 +102,7 @@ def _all_gather_matmul(
     plans: list[str],
     dims: list[int],
     returns: list[bool],
+    *_: list[str],
 ) -> Values:
     whole = torch.cat(x, dims[0])
     results = []
@@ -124,6 +125,7 @@ def _matmul_reduce_scatter(
     dims: list[int],
     ops: list[str],
     scales: list[float],
+    places: list[str] | None = None,
     dtypes: list[torch.dtype] | None = None,
 ) -> Values:
     whole = []
@@ -140,8 +142,14 @@ def _convert(x: list[Tensor], dtypes: list[torch.dtype]) -> Values:
     return x if kept else [_widen(one.to(dtypes[0])) for one in x]
 
 
+def _agree(groups: list[str], *_: Any) -> Values:
+    """Nothing: all ranks run the same graph."""
+    return [torch.empty(0)] * len(groups)
+
+
 _DEFINITIONS: dict[Any, Callable[..., Values]] = {
     torch.ops.prims.convert_element_type.default: _convert,
+    _FUSED.agree.default: _agree,
     _FUNCTIONAL.all_gather_into_tensor.default: _all_gather,
     _FUNCTIONAL.reduce_scatter_tensor.default: _reduce_scatter,
     _FUNCTIONAL.all_reduce.default: _all_reduce,

@@ -25,6 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import flux_inductor.ops  # noqa: F401  (registers the ops)
 from flux_inductor.options import Options
+from flux_inductor.passes.agreement import AGREE
 from flux_inductor.passes.fusion_pass import FusionPass
 from flux_inductor.passes.record import CollectiveRecord
 from flux_inductor.planning.topology import Topology
@@ -161,7 +162,7 @@ def short(graph: Graph) -> str:
     for node in graph.nodes:
         if node.op == "placeholder":
             names[node] = f"in{sum(name.startswith('in') for name in names.values())}"
-        elif node.op == "call_function" and node.users:
+        elif node.op == "call_function" and node.users and node.target is not AGREE:
             names[node] = f"v{len(lines)}"
             lines.append(f"{names[node]}{_shape(node)} = {_call(node, names)}")
         elif node.op == "output":
@@ -185,11 +186,14 @@ def _call(node: Node, names: dict[Node, str]) -> str:
         placeholders = module.graph.find_nodes(op="placeholder")
         arguments = [names[one] for one in node.args[2:] if isinstance(one, Node)]
         inside = dict(zip(placeholders, arguments, strict=True))
-        return f"after {_text(before, names)}: {_call(inner, inside)}"
+        assert isinstance(before, (list, tuple))
+        named = [one for one in before if one in names]  # what tells other ranks of the graph has no name
+        order = f"after {_text(named, names)}: " if named else ""
+        return order + _call(inner, inside)
     name = getattr(node.target, "_opname", None) or getattr(node.target, "__name__", str(node.target))
     parts = [_text(argument, names) for argument in node.args]
     if isinstance(node.target, torch._ops.OpOverload):
-        hidden = {"group", "group_name", "plan"}  # not what these tests are about
+        hidden = {"group", "group_name", "plan", "place"}  # not what these tests are about
         schema = node.target._schema.arguments
         parts = [part for part, one in zip(parts, schema, strict=False) if one.name not in hidden]
     parts += [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
