@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import flux_inductor
 from flux_inductor.runtime import errors
 from flux_inductor.runtime.agreement import Agreement
 from flux_inductor.runtime.groups import state_of
+from flux_inductor.runtime.torch_private import default_store
 from tests.agreement import programs
 from tests.ranks import run_ranks
 
@@ -110,25 +112,26 @@ def test_a_rank_that_has_ended() -> None:
 
 
 def _late(rank: int, world: int) -> str:
-    agreement = state_of("0", Agreement)
-    dist.barrier()
-    text = "all_gather 8 fp32 | 1 2 4 fp32 | mesh push chunk=2"
-    if rank == 0:
-        agreement.begin("digest", text)
-        with pytest.raises(errors.PeerTimeoutError) as caught:
-            agreement.verdict("digest/0")
-        dist.barrier()
-        return str(caught.value)
-    dist.barrier()
+    """Rank 1 comes after rank 0 has given up, and hears of it at once."""
+    agreement, store, text = (
+        state_of("0", Agreement),
+        default_store(),
+        "all_gather 8 fp32 | 1 2 4 fp32 | mesh push chunk=2",
+    )
+    if rank == 1:
+        store.wait(["gave up"], timedelta(seconds=30))
     agreement.begin("digest", text)
-    with pytest.raises(errors.PeerTimeoutError, match="gave up because rank 0 failed"):
+    with pytest.raises(errors.PeerTimeoutError) as caught:
         agreement.verdict("digest/0")
-    return ""
+    store.set("gave up" if rank == 0 else "heard", "")
+    store.wait(["heard"], timedelta(seconds=30))
+    return str(caught.value)
 
 
 def test_a_rank_that_does_not_come() -> None:
-    error, _ = run_ranks(_late, 2, timeout=60, group_timeout=3)
-    assert "rank 0 of group '0' waited 3 s for ranks [1] to come to collective 0" in error
+    first, second = run_ranks(_late, 2, timeout=60, group_timeout=3)
+    assert first.startswith("rank 0 of group '0' waited 3 s for ranks [1] to come to collective 0")
+    assert second.startswith("rank 1 of group '0' gave up because rank 0 failed: PeerTimeoutError: rank 0")
 
 
 def _four(rank: int, world: int) -> list[bool]:
@@ -154,7 +157,7 @@ def test_four_ranks() -> None:
     assert all(reply == [True, False, True, True] for rank, reply in enumerate(replies) if rank != 2)
 
 
-def test_a_graph_that_never_ran_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_never_ran_cannot_be_captured() -> None:
     error, _ = run_ranks(_captured, 2, timeout=60)
     assert "run the function once with the same shapes before capturing it" in error
 
