@@ -11,6 +11,7 @@ from flux_inductor.passes.dependencies import Dependencies
 from flux_inductor.passes.gather_site import Consumer, GatherSite, Whole
 from flux_inductor.passes.reasons import Reason
 from flux_inductor.passes.sizes import dtype_text, tensor
+from flux_inductor.passes.views import row_index
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class GatherPair:
     """One gather and the matmuls that it is fused with.
 
     Args:
-        root: the node that arranges the gathered tensor as the op does, along dim `dim` of the shard.
+        root: the node that arranges the gathered tensor as the op does, but for its roles.
+        dim: along which the op gathers the shard, of plain roles.
         cast: the dtype to which the shard is converted before it is gathered, None to leave it.
         consumers: the matmuls, in the order of the graph.
         used: arrangements of the gathered tensor that something else needs; all made from `root`.
@@ -51,7 +53,8 @@ def pair_of(site: GatherSite, dependencies: Dependencies) -> GatherPair | Reason
             return reason
     first = draft.consumers[0].lhs
     cast = first.casts[0] if first.casts else None
-    return GatherPair(site, first.root, first.dim, cast, tuple(draft.consumers), tuple(site.used.values()))
+    dim = row_index(site.roles, first.dim)
+    return GatherPair(site, first.root, dim, cast, tuple(draft.consumers), tuple(site.used.values()))
 
 
 class _Draft:
@@ -72,7 +75,7 @@ class _Draft:
         dependent = [
             one
             for one in self.consumers
-            if any(self.dependencies.depends(operand, gather) for operand in one.matmul.operands)
+            if any(self.dependencies.depends(operand, gather) for operand in one.operands)
         ]
         for one in dependent:
             text = f"the weight or bias of {one.matmul.node.name} is made from the gathered tensor itself"
@@ -93,7 +96,7 @@ class _Draft:
             text = f"{self.site.wait.name} is needed along dim 0 as well as along another dim of the shard"
             return Reason("layouts", text)
         self.consumers = [one for one in self.consumers if one.lhs.root is self.site.wait]
-        self.site.used[self.site.wait] = Whole(self.site.wait, 0)
+        self.site.used[self.site.wait] = Whole(self.site.wait, 0, self.site.roles)
         return None
 
     def keep_one_cast(self) -> Reason | None:
@@ -134,7 +137,5 @@ class _Draft:
     def _late(self, place: int) -> list[Consumer]:
         available = self.dependencies.available
         return [
-            one
-            for one in self.consumers
-            if not all(available(operand, place) for operand in one.matmul.operands)
+            one for one in self.consumers if not all(available(operand, place) for operand in one.operands)
         ]
