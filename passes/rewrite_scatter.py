@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.fx import Node
 
 from flux_inductor.passes.build import call, erase_unused, size_argument, with_strides_of
@@ -136,7 +137,10 @@ def _expanded(anchor: Node, site: ScatterSite, addition: Addition) -> Node:
 
 def _full(anchor: Node, site: ScatterSite, sizes: list[int | Node], value: float) -> Node:
     lhs = tensor(site.matmul.lhs)
-    return call(anchor, aten.full.default, sizes, value, dtype=lhs.dtype, device=lhs.device)
+    mode = detect_fake_mode([lhs])
+    assert mode is not None
+    with mode:  # no operand of this call says that its result is only a fake
+        return call(anchor, aten.full.default, sizes, value, dtype=lhs.dtype, device=lhs.device)
 
 
 def _scaled(anchor: Node, value: Node, scale: float) -> Node:
