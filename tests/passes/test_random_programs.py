@@ -27,7 +27,7 @@ from flux_inductor.passes.fuse import fuse
 from flux_inductor.passes.record import CollectiveRecord
 from tests.passes import lockstep
 from tests.passes.random_programs import make_program
-from tests.passes.tracing import ALWAYS, cpu_topology, fake_group, short
+from tests.passes.tracing import ALWAYS, cpu_topology, short
 
 PROGRAMS = int(os.environ.get("FLUX_INDUCTOR_RANDOM_PROGRAMS", "200"))
 FIRST = int(os.environ.get("FLUX_INDUCTOR_RANDOM_SEED", "0"))
