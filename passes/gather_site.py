@@ -128,9 +128,15 @@ def explore(collective: Collective) -> GatherSite | Reason:
         return Reason("no-matmul", "this graph does not wait for the gathered tensor")
     if tensor(x).dim() < 2:
         return Reason("no-matmul", f"the shard {shape_text(tensor(x).shape)} has no rows to multiply")
-    sites = (_explored(GatherSite(collective, waits[0], x, roles)) for roles in _readings(tensor(x).dim()))
-    first = next(sites)
-    return first if first.consumers else next((site for site in sites if site.consumers), first)
+    first, *others = _readings(tensor(x).dim())
+    told = _explored(GatherSite(collective, waits[0], x, first))
+    for roles in () if told.consumers else others:
+        site = _explored(GatherSite(collective, waits[0], x, roles))
+        if site.consumers:
+            return site
+        # Of the readings without a matmul, the usual ones say why.
+        told = site if roles[-1] and site.blocked and not told.blocked else told
+    return told
 
 
 def _readings(dims: int) -> Iterator[Roles]:
@@ -221,8 +227,9 @@ class _Explorer:
             if not self.site.roles[whole.dim]:
                 return Whole(whole.node, whole.dim, self.site.roles)
             shard = shape_text(tensor(self.site.x).shape)
-            text = f"the gather is along the last dim of the shard {shard}, over which the matmul sums"
             by_columns = whole.dim == tensor(whole.node).dim() - 1
+            name = "the last dim" if by_columns else f"dim {whole.dim}"
+            text = f"the gather is along {name} of the shard {shard}, over which the matmul sums"
             self.site.used[value.node] = value
             return Opaque(Reason("contracted", text), by_columns)
         if not value.roles[whole.dim] and whole.is_trim(self.world):

@@ -231,7 +231,20 @@ def test_heads_are_merged_in_the_shard(group: Group) -> None:
         whole = gather(x, 2, group)
         return whole.transpose(1, 2).flatten(2) @ w, whole.relu()
 
-    assert_expected_inline(trace(fn, randn(3, 2, 4, 4), randn(8, 6)).text, "")
+    assert_expected_inline(
+        trace(fn, randn(3, 2, 4, 4), randn(8, 6)).text,
+        """\
+v0 [3,4,2,4] = permute(in0, [0, 2, 1, 3])
+v1 [3,4,8] = reshape(v0, [3, 4, -1])
+v2 = all_gather_matmul(v1, [in1], [], 1, True)
+v3 [3,8,6] = v2[0]
+v4 [3,8,8] = v2[1]
+v5 [3,8,2,4] = reshape(v4, [3, 8, 2, 4])
+v6 [3,2,8,4] = permute(v5, [0, 2, 1, 3])
+v7 [3,2,8,4] = clone(v6, memory_format=torch.contiguous_format)
+v8 [3,2,8,4] = relu(v7)
+return [v3, v8]""",
+    )
 
 
 def test_scales_of_a_gathered_tensor(group: Group) -> None:
@@ -241,14 +254,33 @@ def test_scales_of_a_gathered_tensor(group: Group) -> None:
         return torch.addmm(b, gather(x, 0, group) * 0.5 * row * column, w)
 
     args = randn(4, 8), randn(8, 6), randn(6), randn(8, 1), randn(8)
-    assert_expected_inline(trace(fn, *args).text, "")
+    assert_expected_inline(
+        trace(fn, *args).text,
+        """\
+v0 [8,1] = reshape(in2, [-1, 1])
+v1 [8,6] = mul(in4, v0)
+v2 = all_gather_matmul(in0, [v1], [], 0, False)
+v3 [8,6] = v2[0]
+v4 [8,6] = mul(v3, 0.5)
+v5 [8,6] = mul(v4, in1)
+v6 [8,6] = add(v5, in3)
+return [v6]""",
+    )
 
 
 def test_heads_of_the_result(group: Group) -> None:
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return scatter((x @ w).unflatten(2, (2, 3)).transpose(1, 2), 1, group)
 
-    assert_expected_inline(trace(fn, randn(3, 4, 8), randn(8, 6)).text, "")
+    assert_expected_inline(
+        trace(fn, randn(3, 4, 8), randn(8, 6)).text,
+        """\
+v0 [3,4,3] = matmul_reduce_scatter(in0, in1, None, None, 2, "sum", 1.0)
+v1 [3,4,1,3] = reshape(v0, [3, 4, -1, 3])
+v2 [3,1,4,3] = permute(v1, [0, 2, 1, 3])
+v3 [3,1,4,3] = clone(v2, memory_format=torch.contiguous_format)
+return [v3]""",
+    )
 
 
 def test_sums_and_scales_of_a_product(group: Group) -> None:
@@ -256,14 +288,35 @@ def test_sums_and_scales_of_a_product(group: Group) -> None:
         return scatter((b - x @ w) * column - 2 * (r * row), 0, group)
 
     args = randn(8, 8), randn(8, 6), randn(6), randn(8, 6), randn(8, 1), randn(6)
-    assert_expected_inline(trace(fn, *args).text, "")
+    assert_expected_inline(
+        trace(fn, *args).text,
+        """\
+v0 [8,6] = mul(in4, in5)
+v1 [8,6] = mul(v0, 2)
+v2 [8,6] = mul(v1, -1.0)
+v3 [6] = reshape(in3, [-1])
+v4 [6] = mul(in2, v3)
+v5 [6] = reshape(in3, [-1])
+v6 [8,6] = mul(in1, v5)
+v7 [4,6] = matmul_reduce_scatter(in0, v6, v4, v2, 0, "sum", -1.0)
+return [v7]""",
+    )
 
 
 def test_padding_makes_a_bias_an_addend(group: Group) -> None:
     def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return scatter(padded(F.linear(x, w, b), 1), 0, group)
 
-    assert_expected_inline(trace(fn, randn(7, 8), randn(6, 8), randn(6)).text, "")
+    assert_expected_inline(
+        trace(fn, randn(7, 8), randn(6, 8), randn(6)).text,
+        """\
+v0 [8,6] = permute(in1, [1, 0])
+v1 [7,6] = expand(in2, [7, 6])
+v2 [8,6] = constant_pad_nd(v1, [0, 0, 0, 1])
+v3 [8,8] = constant_pad_nd(in0, [0, 0, 0, 1])
+v4 [4,6] = matmul_reduce_scatter(v3, v0, None, v2, 0, "sum", 1.0)
+return [v4]""",
+    )
 
 
 def test_trim_by_a_symbol(group: Group) -> None:
@@ -276,4 +329,11 @@ def test_trim_by_a_symbol(group: Group) -> None:
     for one in (x, few, most):
         torch._dynamo.mark_dynamic(one, 0)
     assert trace(fn, x, randn(8, 6), few).fates == "partial"
-    assert_expected_inline(trace(fn, x, randn(8, 6), most).text, "")
+    assert_expected_inline(
+        trace(fn, x, randn(8, 6), most).text,
+        """\
+v0 = all_gather_matmul(in1, [in3], [], 0, False)
+v1 [2*s77,6] = v0[0]
+v2 [s80,6] = slice(v1, 0, 0, in2)
+return [v2]""",
+    )

@@ -54,7 +54,8 @@ FORMS: dict[str, Form] = {
 
 
 def _heads(value: Tensor, dim: int = -1) -> Tensor:
-    return value.unflatten(dim, (4, 4))
+    heads: Tensor = value.unflatten(dim, (4, 4))  # type: ignore[no-untyped-call, unused-ignore]
+    return heads
 
 
 def inputs(rank: int, dtype: torch.dtype) -> list[Tensor]:
