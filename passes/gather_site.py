@@ -14,7 +14,7 @@ from flux_inductor.passes import pieces
 from flux_inductor.passes.collectives import Collective
 from flux_inductor.passes.matmul import Matmul, as_matmul, is_matmul
 from flux_inductor.passes.reasons import Reason
-from flux_inductor.passes.rows import Move, Step, follow, is_exact
+from flux_inductor.passes.rows import Move, Step, follow, is_exact, source_of
 from flux_inductor.passes.sizes import Size, below, product, same, shape_text, tensor
 from flux_inductor.passes.views import PERMUTES, Roles, plain, row_sizes
 
@@ -177,7 +177,7 @@ class _Explorer:
                 elif user.target in PERMUTES:
                     known = value.by_columns is not None
                     self._push(user, replace(value, by_columns=not value.by_columns) if known else value)
-                elif follow(node, user, plain(tensor(node).dim()), self.world) is not None:
+                elif source_of(user) is node:
                     self._push(user, value)
 
     def _push(self, node: Node, value: Whole | Opaque) -> None:

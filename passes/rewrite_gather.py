@@ -99,7 +99,9 @@ def _redirect_sizes(pair: GatherPair, stage_of: dict[Node, Node]) -> None:
 def _replace_product(matmul: Matmul, consumer: Consumer, stages: list[Node]) -> list[Node]:
     """Gives the last stage, or an earlier one. Returns nodes that may be left without users."""
     node, steps = matmul.node, consumer.lhs.steps
-    added = matmul.bias if consumer.adds_behind else matmul.full
+    added = matmul.full
+    if added is None and consumer.adds_behind:
+        added = matmul.bias
     if added is not None:
         node.replace_all_uses_with(call(node, aten.add.Tensor, stages[-1], added))
         return stages

@@ -88,6 +88,12 @@ GATHERS: dict[str, tuple[str, Program, tuple[int, ...], tuple[int, ...]]] = {
     "* matrix": ("no-matmul", lambda g, x, w: (gather(x, 0, g) * w) @ w, (4, 8), (8, 8)),
     "+ 1": ("no-matmul", lambda g, x, w: (gather(x, 0, g) + 1) @ w, (4, 8), (8, 6)),
     "/ 0": ("no-matmul", lambda g, x, w: (gather(x, 0, g) / 0) @ w, (4, 8), (8, 6)),
+    "* 0.5, with a matrix added": (
+        "fused",
+        lambda g, x, w: torch.addmm(x.relu().repeat(2, 1), gather(x, 0, g) * 0.5, w),
+        (4, 8),
+        (8, 8),
+    ),
     "weight of batch 1": ("fused", lambda g, x, w: torch.bmm(gather(x, 1, g), w), (1, 4, 8), (1, 8, 6)),
     "weight of batch 1, repeated": ("fused", lambda g, x, w: gather(x, 1, g) @ w, (3, 4, 8), (1, 8, 6)),
     "weight of batch 3": ("batched-weight", lambda g, x, w: gather(x, 1, g) @ w, (3, 4, 8), (3, 8, 6)),
