@@ -70,7 +70,7 @@ def test_one_shard_twice(group: Group) -> None:
         first, _ = gather_list(x, group)
         return torch.cat([first, first], 1) @ w
 
-    left(fn, "no-matmul", "no matmul takes the rows", randn(3, 4, 8), randn(8, 6))
+    left(fn, "partial", "gets only the part", randn(3, 4, 8), randn(8, 6))
 
 
 def test_zigzag(group: Group) -> None:
