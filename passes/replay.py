@@ -68,7 +68,9 @@ def repeat(anchor: Node, step: Step, value: Node) -> Node:
         return scaled(anchor, step, value)
     if node.target is pieces.CAT or node.target is PAD:
         return _resized(anchor, step, value, lambda dim: dim)
-    return call(anchor, node.target, value, *node.args[1:], **node.kwargs)
+    # A view of the original may be no view of this tensor, whose strides are others.
+    target = aten.reshape.default if node.target in RESHAPES else node.target
+    return call(anchor, target, value, *node.args[1:], **node.kwargs)
 
 
 def scaled(anchor: Node, step: Step, value: Node, sizes: list[int] | None = None) -> Node:
