@@ -38,7 +38,8 @@ def with_strides_of(anchor: Node, value: Node, model: Node) -> Node:
 
 def size_argument(anchor: Node, tensor: Node, dim: int) -> int | Node:
     """The size of a dim as an argument of a node: a number, or a node before `anchor` that makes it."""
-    size = tensor.meta["val"].shape[dim]
+    shape = tensor.meta["val"].shape
+    size, dim = shape[dim], dim % len(shape)
     return size if isinstance(size, int) else call(anchor, torch.ops.aten.sym_size.int, tensor, dim)
 
 

@@ -44,13 +44,13 @@ class Setting:
 
 
 def gather_problem(pair: GatherPair) -> Problem:
-    *leading, depth = tensor(pair.site.x).shape
+    *leading, depth = pair.site.shape
     return Problem(
         kind="all_gather_matmul",
         world=pair.site.collective.world,
         strips=as_expression(product(leading[: pair.dim])),
         rows=as_expression(product(leading[pair.dim :])),
-        columns=tuple(as_expression(tensor(one.matmul.weight).shape[1]) for one in pair.consumers),
+        columns=tuple(as_expression(one.matmul.columns) for one in pair.consumers),
         depth=as_expression(depth),
         dtype=DTYPE_NAMES[pair.dtype],
         return_gathered=bool(pair.used),
@@ -59,7 +59,7 @@ def gather_problem(pair: GatherPair) -> Problem:
 
 
 def scatter_problem(site: ScatterSite) -> Problem:
-    *leading, columns = tensor(site.product).shape
+    *leading, columns = site.shape
     dim, world = site.dim, site.collective.world
     cut = leading if site.by_columns else leading[dim:]
     rows = as_expression(product(cut))
@@ -69,7 +69,7 @@ def scatter_problem(site: ScatterSite) -> Problem:
         strips=1 if site.by_columns else as_expression(product(leading[:dim])),
         rows=rows if site.by_columns else _divided(rows, world),
         columns=(as_expression(columns),),
-        depth=as_expression(tensor(site.matmul.weight).shape[0]),
+        depth=as_expression(site.matmul.depth),
         dtype=DTYPE_NAMES[tensor(site.matmul.lhs).dtype],
         result=DTYPE_NAMES[tensor(site.product).dtype],
         split="columns" if site.by_columns else "rows",

@@ -119,10 +119,9 @@ class _Fusion:
             self.leave(collective, site, _input_text(collective))
             return
         lhs = tensor(site.matmul.lhs)
-        shape = [*tensor(site.product).shape[:-1], lhs.shape[-1]]
+        shape = [*site.shape[:-1], lhs.shape[-1]]
         shapes = _pair_text(shape, [site.matmul.weight], lhs.dtype, site.dtype)
-        operands = [site.matmul.weight, *(addition.node for addition in site.additions)]
-        reason = unsuitable(collective, lhs.dtype, lhs, operands, site.dtype)
+        reason = unsuitable(collective, lhs.dtype, lhs, site.operands, site.dtype)
         self._settle(
             collective,
             shapes,

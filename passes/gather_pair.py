@@ -11,6 +11,7 @@ from flux_inductor.passes.dependencies import Dependencies
 from flux_inductor.passes.gather_site import Consumer, GatherSite, Whole
 from flux_inductor.passes.reasons import Reason
 from flux_inductor.passes.sizes import dtype_text, tensor
+from flux_inductor.passes.views import row_index
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class GatherPair:
     """One gather and the matmuls that it is fused with.
 
     Args:
-        root: the node that arranges the gathered tensor as the op does, along dim `dim` of the shard.
+        root: the node that arranges the gathered tensor as the op does, but for its roles.
+        dim: along which the op gathers the shard, of plain roles.
         cast: the dtype to which the shard is converted before it is gathered, None to leave it.
         consumers: the matmuls, in the order of the graph.
         used: arrangements of the gathered tensor that something else needs; all made from `root`.
@@ -38,7 +40,7 @@ class GatherPair:
     @property
     def operands(self) -> list[Node]:
         """All weights and biases."""
-        return [operand for one in self.consumers for operand in one.matmul.operands]
+        return [operand for one in self.consumers for operand in one.operands]
 
 
 def pair_of(site: GatherSite, dependencies: Dependencies) -> GatherPair | Reason:
@@ -56,7 +58,8 @@ def pair_of(site: GatherSite, dependencies: Dependencies) -> GatherPair | Reason
             return reason
     first = draft.consumers[0].lhs
     cast = first.casts[0] if first.casts else None
-    return GatherPair(site, first.root, first.dim, cast, tuple(draft.consumers), tuple(site.used.values()))
+    dim = row_index(site.roles, first.dim)
+    return GatherPair(site, first.root, dim, cast, tuple(draft.consumers), tuple(site.used.values()))
 
 
 class _Draft:
@@ -77,7 +80,7 @@ class _Draft:
         dependent = [
             one
             for one in self.consumers
-            if any(self.dependencies.depends(operand, gather) for operand in one.matmul.operands)
+            if any(self.dependencies.depends(operand, gather) for operand in one.operands)
         ]
         for one in dependent:
             text = f"the weight or bias of {one.matmul.node.name} is made from the gathered tensor itself"
@@ -98,7 +101,7 @@ class _Draft:
             text = f"{self.site.wait.name} is needed along dim 0 as well as along another dim of the shard"
             return Reason("layouts", text)
         self.consumers = [one for one in self.consumers if one.lhs.root is self.site.wait]
-        self.site.used[self.site.wait] = Whole(self.site.wait, 0)
+        self.site.used[self.site.wait] = Whole(self.site.wait, 0, self.site.roles)
         return None
 
     def keep_one_cast(self) -> Reason | None:
@@ -127,16 +130,16 @@ class _Draft:
     def drop_unavailable(self) -> Reason | None:
         """See Dependencies. An op that stands later for more matmuls is better, but not behind another op."""
         gather = self.site.collective.node
-        dropped = [one for one in self.consumers if self.dependencies.crosses(one.matmul.operands, gather)]
+        dropped = [one for one in self.consumers if self.dependencies.crosses(one.operands, gather)]
         if len(dropped) == len(self.consumers):
             dropped = []
         self.consumers = [one for one in self.consumers if one not in dropped]
         while self.consumers:
-            operands = [operand for one in self.consumers for operand in one.matmul.operands]
+            operands = [operand for one in self.consumers for operand in one.operands]
             if self.dependencies.admits(gather, operands):
                 self._drop(dropped)
                 return None
-            last = max(self.consumers, key=lambda one: self.dependencies.latest(one.matmul.operands))
+            last = max(self.consumers, key=lambda one: self.dependencies.latest(one.operands))
             dropped.append(last)
             self.consumers = [one for one in self.consumers if one is not last]
         name = dropped[-1].matmul.node.name

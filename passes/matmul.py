@@ -1,4 +1,7 @@
-"""Matmuls, however the graph writes them: product = lhs [..., K] @ weight [K, N] (+ bias [N]) (+ full)."""
+"""Matmuls, however the graph writes them: product = lhs [..., K] @ weight [K, N] (+ bias [N]) (+ full).
+
+The weight may also be [1, K, N]: torch.einsum and torch.bmm have it so.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from typing import cast
 import torch
 from torch.fx import Node
 
+from flux_inductor.passes.build import call
 from flux_inductor.passes.reasons import Reason
-from flux_inductor.passes.rows import RESHAPES
-from flux_inductor.passes.sizes import equal, same, tensor
+from flux_inductor.passes.sizes import Size, equal, same, tensor
+from flux_inductor.passes.views import RESHAPES
 
 aten = torch.ops.aten
 _PLAIN = (aten.mm.default, aten.bmm.default)
 _ADDING = (aten.addmm.default, aten.baddbmm.default)
+_REPEATS = (aten.expand.default, aten.unsqueeze.default, *RESHAPES)
 # Matmuls that no fused op expresses.
 _FOREIGN = (aten._scaled_mm.default,)
 
@@ -26,7 +31,7 @@ class Matmul:
     Args:
         node: what makes the product [..., N].
         lhs: [..., K], of as many dims as the product.
-        weight: [K, N].
+        weight: [K, N] or [1, K, N].
         bias: [N], or None.
         full: another tensor that is added, of a shape that broadcasts to the product's, or None.
     """
@@ -41,6 +46,22 @@ class Matmul:
     def operands(self) -> list[Node]:
         """What a fused op needs beside lhs before it starts: weight and bias."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    @property
+    def depth(self) -> Size:
+        """K."""
+        return tensor(self.weight).shape[-2]
+
+    @property
+    def columns(self) -> Size:
+        """N."""
+        return tensor(self.weight).shape[-1]
+
+    def matrix(self, anchor: Node) -> Node:
+        """The weight as [K, N], before `anchor`."""
+        if tensor(self.weight).dim() == 2:
+            return self.weight
+        return call(anchor, aten.squeeze.dims, self.weight, [0])
 
 
 def is_matmul(node: Node) -> bool:
@@ -59,7 +80,8 @@ def as_matmul(node: Node) -> Matmul | Reason:
             return Reason("scaled-addmm", f"{node.name} has alpha or beta other than 1")
         added, factors = cast(Node, node.args[0]), node.args[1:]
     lhs, rhs = cast(Node, factors[0]), cast(Node, factors[1])
-    weight = rhs if tensor(rhs).dim() == 2 else _repeated(rhs)
+    one = tensor(rhs).dim() == 2 or equal(tensor(rhs).shape[0], 1)
+    weight = _repeated(rhs) or (rhs if one else None)
     if weight is None:
         return Reason(
             "batched-weight",
@@ -78,15 +100,17 @@ def _with_added(node: Node, lhs: Node, weight: Node, added: Node | None) -> Matm
 
 
 def _repeated(rhs: Node) -> Node | None:
-    """The one weight [K, N] that `rhs` [B, K, N] repeats for every batch entry, or None."""
-    matrix = tensor(rhs).shape[1:]
-    source = rhs
+    """The one weight [K, N] or [1, K, N] that `rhs` [B, K, N] repeats for every batch entry, or None."""
+    matrix = tensor(rhs).shape[-2:]
+    source, found = rhs, None
     # As long as the last two dims stay, whole matrices are kept: if they all come from one, it is repeated.
-    while source.target in (aten.expand.default, aten.unsqueeze.default, *RESHAPES):
+    while tensor(source).dim() > 2 and source.target in _REPEATS:
         source = cast(Node, source.args[0])
         shape = tensor(source).shape
         if not same(shape[-2:], matrix):
-            return None
+            break
         if len(shape) == 2:
             return source
-    return None
+        if len(shape) == 3 and equal(shape[0], 1):
+            found = source
+    return found

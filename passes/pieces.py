@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import cast
 
 import torch
 from torch.fx import Node
 
+from flux_inductor.passes.cuts import PAD, few, padding, pads_zeros, slice_bounds
 from flux_inductor.passes.reasons import Reason
-from flux_inductor.passes.rows import slice_bounds
-from flux_inductor.passes.sizes import Size, equal, shape_text, tensor
+from flux_inductor.passes.sizes import Size, below, equal, shape_text, tensor
 
 aten = torch.ops.aten
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, aten.unbind.int)
@@ -32,6 +32,7 @@ class Piece:
 
     Args:
         without_dim: whether it is one row, and a tensor without that dim.
+        padding: rows of zeros behind them.
     """
 
     source: Node
@@ -39,6 +40,7 @@ class Piece:
     start: Size
     stop: Size
     without_dim: bool = False
+    padding: Size = 0
 
 
 def piece_of(node: Node) -> Piece | None:
@@ -64,7 +66,19 @@ def piece_of(node: Node) -> Piece | None:
         bounds = slice_bounds(node)
         if bounds is not None:
             return Piece(cast(Node, node.args[0]), bounds.dim, bounds.start, bounds.stop)
-    return None
+    return _padded_piece(node) if node.target is PAD else None
+
+
+def _padded_piece(node: Node) -> Piece | None:
+    piece = piece_of(cast(Node, node.args[0]))
+    if piece is None or piece.without_dim or not pads_zeros(node):
+        return None
+    wanted = [(dim, pads) for dim, pads in padding(node) if not (equal(pads[0], 0) and equal(pads[1], 0))]
+    if len(wanted) != 1:
+        return None
+    dim, (before, after) = wanted[0]
+    fits = dim == piece.dim and equal(before, 0) and below(0, after) and piece.padding == 0
+    return replace(piece, padding=after) if fits else None
 
 
 @dataclass(frozen=True)
@@ -91,14 +105,33 @@ class Concatenation:
 
     def is_identity(self) -> bool:
         """Whether the result is known to equal the source."""
-        return self.cut == self.dim and not self.without_dim and self._covers()
+        return self.cut == self.dim and not self.without_dim and self._covers() and not self._pads()
+
+    def is_trim(self, world: int) -> bool:
+        """Whether the result is known to be the source without a few of its rows, in their order."""
+        if self.cut != self.dim or self.without_dim or self._pads() or not self._in_order():
+            return False
+        size = tensor(self.source).shape[self.cut]
+        return few(size - tensor(self.node).shape[self.cut], size, world)
+
+    def is_padding(self) -> bool:
+        """Whether the result is known to be the source with rows of zeros in between or behind."""
+        return self.cut == self.dim and self._covers() and self._pads() and self._in_order()
 
     def is_by_shards(self, world: int) -> bool:
         """Whether the pieces are known to be the `world` equal parts of the source, in order."""
         size = tensor(self.source).shape[self.cut]
         sizes = [piece.stop - piece.start for piece in self.pieces]
         even = len(self.pieces) == world and all(equal(part * world, size) for part in sizes)
-        return even and self._covers()
+        return even and self._covers() and not self._pads()
+
+    def _pads(self) -> bool:
+        return any(not equal(piece.padding, 0) for piece in self.pieces)
+
+    def _in_order(self) -> bool:
+        bounds = [bound for piece in self.pieces for bound in (piece.start, piece.stop)]
+        known = all(isinstance(bound, int) for bound in bounds)
+        return known and all(a <= b for a, b in pairwise(bounds))
 
     def _covers(self) -> bool:
         ends = equal(self.pieces[0].start, 0) and equal(

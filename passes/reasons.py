@@ -19,6 +19,7 @@ CODES: dict[str, tuple[str, bool]] = {
     "reduce-op": ("the reduction is neither sum nor avg", False),
     "product-used": ("the product is needed whole elsewhere, and the fused op has no output for it", False),
     "batched-weight": ("every batch entry has a weight of its own", False),
+    "factor": ("what scales the tensor between collective and matmul cannot move to an operand", False),
     "matmul-taken": ("the matmul is already part of another fused op", False),
     # A pair, but not one that may be fused here.
     "cast": ("a cast between collective and matmul cannot move to the collective's other side", False),

@@ -1,18 +1,21 @@
 """Follows the input of a reduce_scatter back to a matmul, and notes what is done to the product on the way.
 
-    reduce_scatter(cut(steps(scale * (x @ W + bias) + another) + yet another))
+    reduce_scatter(cut(steps(scale * (x @ W + bias) + another) - yet another))
 
 The cut says along which dim the product is scattered. All that comes before it must be linear in the product:
 row-structural steps (rows.py), which can be taken on x instead; factors; sums with other tensors, of which
 the fused op takes one of the product's shape (addend) and one with an entry a column (bias). A bf16 or fp16
 product may become fp32 on the way: then the ranks' products are summed in fp32.
+
+The search goes back from the scatter, and only at the matmul is it known which dims are rows and which are
+columns: then way.py goes forth again and checks each step.
 """
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch.fx import Node
@@ -21,50 +24,28 @@ from flux_inductor.passes import pieces
 from flux_inductor.passes.collectives import Collective
 from flux_inductor.passes.matmul import Matmul, as_matmul, is_matmul
 from flux_inductor.passes.reasons import Reason
-from flux_inductor.passes.rows import Move, follow
-from flux_inductor.passes.sizes import divides, dtype_text, equal, is_tensor, same, shape_text, tensor
+from flux_inductor.passes.rows import Move, Step, factor_of, is_quotient, source_of
+from flux_inductor.passes.sizes import Size, divides, dtype_text, is_tensor, same, shape_text, tensor
+from flux_inductor.passes.views import Roles, row_index, row_sizes
+from flux_inductor.passes.way import Addition, Stretch, Summand, steps_of, summand_of
 
 aten = torch.ops.aten
 # A matmul behind more sums than this is not looked for: in a residual stream the search would go on for ever.
 _MOST_SUMS = 8
 _WIDENED = (torch.bfloat16, torch.float16)  # to float32, by the fused op
-_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
-_QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
-
-
-Steps = tuple[tuple[Node, Move], ...]  # row-structural nodes, in the order in which data passes them
-
-
-@dataclass(frozen=True)
-class Addition:
-    """A tensor that is added on the way: steps(scale * expand(node)).
-
-    Args:
-        like: the node to whose shape it is expanded.
-    """
-
-    node: Node
-    like: Node
-    steps: Steps
-    scale: float
-
-    @property
-    def is_bias(self) -> bool:
-        """Whether it has one entry a column of the product."""
-        shape = tensor(self.node).shape
-        return len(shape) == 1 and equal(shape[0], tensor(self.like).shape[-1])
+_SUMS: dict[object, int] = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
 
 
 @dataclass(frozen=True)
 class Term:
-    """A view of the scattered tensor as steps(scale * node) + others.
+    """A view of the scattered tensor as stretches(scale * node) + others.
 
     Args:
         obstacle: what in this view no fused op expresses, if `node` is a matmul.
     """
 
     node: Node
-    steps: Steps = ()
+    stretches: tuple[Stretch, ...] = ()
     scale: float = 1.0
     others: tuple[Addition, ...] = ()
     obstacle: Reason | None = None
@@ -75,30 +56,47 @@ class ScatterSite:
     """One reduce_scatter of a product.
 
     Args:
-        product: the tensor that is scattered along `dim`.
+        product: the tensor that is scattered.
         term: the way from it back to the matmul.
+        steps: the row-structural part of that way, from the matmul on.
+        roles: which dims of `product` are columns.
+        dim: along which the op scatters its product, which has plain roles.
     """
 
     collective: Collective
     product: Node
-    dim: int
     matmul: Matmul
     term: Term
+    steps: tuple[Step, ...]
+    roles: Roles
+    dim: int
 
     @property
     def reduce_op(self) -> str:
         return cast(str, self.collective.node.args[1])
 
     @property
-    def additions(self) -> list[Addition]:
+    def shape(self) -> list[Size]:
+        """Of the op's product, [..., N]."""
+        return [*row_sizes(self.product, self.roles), self.matmul.columns]
+
+    @property
+    def summands(self) -> list[Summand]:
         """All that is added to the scaled product, the matmul's own bias first."""
         own = [node for node in (self.matmul.bias, self.matmul.full) if node is not None]
-        term, like = self.term, self.matmul.node
-        return [*(Addition(node, like, term.steps, term.scale) for node in own), *term.others]
+        like, scale = self.matmul.node, self.term.scale
+        additions = [*(Addition(node, like, len(self.steps), scale) for node in own), *self.term.others]
+        return [summand_of(one, self.steps, self.roles) for one in additions]
+
+    @property
+    def operands(self) -> list[Node]:
+        """What the op needs beside x."""
+        values = [one.addition.value for one in self.summands]
+        return [self.matmul.weight, *(value for value in values if isinstance(value, Node))]
 
     @property
     def has_addend(self) -> bool:
-        return not all(addition.is_bias for addition in self.additions)
+        return not all(one.is_bias for one in self.summands)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,7 +105,7 @@ class ScatterSite:
 
     @property
     def by_columns(self) -> bool:
-        return self.dim == tensor(self.product).dim() - 1
+        return self.dim == len(self.shape) - 1
 
 
 def explore(collective: Collective) -> ScatterSite | Reason:
@@ -125,16 +123,23 @@ def explore(collective: Collective) -> ScatterSite | Reason:
     found = _find_matmul(Term(product, obstacle=obstacle or _needed_by(product, others)), world)
     if isinstance(found, Reason):
         return found
-    matmul, term = found
-    site = ScatterSite(collective, product, dim, matmul, term)
-    if site.reduce_op not in ("sum", "avg"):
-        return Reason("reduce-op", f"the reduction is {site.reduce_op}; a fused op sums or averages")
+    matmul, term, (steps, roles) = found
+    reduce_op = cast(str, collective.node.args[1])
+    if reduce_op not in ("sum", "avg"):
+        return Reason("reduce-op", f"the reduction is {reduce_op}; a fused op sums or averages")
     shape = tensor(product).shape
     if len(shape) < 2 or not divides(world, shape[dim]):
         code = "not-divisible" if all(isinstance(size, int) for size in shape) else "unknown-size"
         text = f"dim {dim} of the product {shape_text(shape)} is not known to divide by the {world} ranks"
         return Reason(code, text)
-    return site
+    split = [size for size, columns in zip(shape, roles, strict=True) if columns]
+    if roles[dim] and any(roles[:dim]):
+        text = f"the scatter along dim {dim} of {shape_text(shape)} cuts blocks of the product's columns"
+        return Reason("chunk-order", text)
+    if not all(isinstance(size, int) for size in split[1:]):
+        return Reason("unknown-size", f"the columns are split into dims of unknown size, {shape_text(shape)}")
+    place = len(shape) - len(split) if roles[dim] else row_index(roles, dim)
+    return ScatterSite(collective, product, matmul, term, steps, roles, place)
 
 
 def _other_users(node: Node, user: Node) -> list[Node]:
@@ -143,14 +148,15 @@ def _other_users(node: Node, user: Node) -> list[Node]:
 
 def _other_users_of_parts(whole: pieces.Concatenation, user: Node) -> list[Node]:
     """What else needs the source, a part of it, or the concatenation, beside `user` of the latter."""
-    parts = cast(list[Node], whole.node.args[0])
-    cuts = [part if part.target in pieces.CUTS else part.args[0] for part in parts]
-    others = [one for one in whole.source.users if one not in cuts]
-    return [
-        *others,
-        *(one for part in parts for one in _other_users(part, whole.node)),
-        *_other_users(whole.node, user),
-    ]
+    between = {whole.node: True}
+    pending = list(cast(list[Node], whole.node.args[0]))
+    while pending:
+        node = pending.pop(0)
+        if node is not whole.source and node not in between:
+            between[node] = True
+            pending.append(cast(Node, node.args[0]))
+    users = [one for node in (whole.source, *between) for one in node.users]
+    return [one for one in users if one not in between and one is not user]
 
 
 def _needed_by(node: Node, others: list[Node]) -> Reason | None:
@@ -158,22 +164,30 @@ def _needed_by(node: Node, others: list[Node]) -> Reason | None:
     return Reason("product-used", f"{node.name} is also needed by {names}") if others else None
 
 
-def _find_matmul(product: Term, world: int) -> tuple[Matmul, Term] | Reason:
+Found: TypeAlias = tuple[Matmul, Term, tuple[tuple[Step, ...], Roles]]
+
+
+def _find_matmul(product: Term, world: int) -> Found | Reason:
     """The matmul behind the fewest sums; the largest of several."""
     missed: list[Reason] = []
     level = [product]
     for _ in range(_MOST_SUMS):
-        found: list[tuple[Matmul, Term]] = []
+        found: list[Found] = []
         following: list[Term] = []
         for start in level:
-            term = _through_views(start, world)
+            term = _through_views(start)
             if is_matmul(term.node):
                 matmul = as_matmul(term.node)
                 obstacle = matmul if isinstance(matmul, Reason) else term.obstacle
                 if obstacle is not None:
                     missed.append(obstacle)
-                elif isinstance(matmul, Matmul):
-                    found.append((matmul, term))
+                    continue
+                assert isinstance(matmul, Matmul)
+                way = steps_of(matmul, term.stretches, world)
+                if isinstance(way, Reason):
+                    missed.append(way)
+                else:
+                    found.append((matmul, term, way))
             elif branches := _branches(term):
                 following += branches
             else:
@@ -187,47 +201,44 @@ def _find_matmul(product: Term, world: int) -> tuple[Matmul, Term] | Reason:
 
 def _cost(matmul: Matmul) -> int:
     """Operations of a matmul; 0 if its sizes are symbolic."""
-    sizes = [*tensor(matmul.lhs).shape, tensor(matmul.weight).shape[1]]
+    sizes = [*tensor(matmul.lhs).shape, matmul.columns]
     total = 1
     for size in sizes:
         total *= size if isinstance(size, int) else 0
     return total
 
 
-def _through_views(term: Term, world: int) -> Term:
+def _through_views(term: Term) -> Term:
     """The term without its outermost views and factors."""
-    while True:
+    while not is_matmul(term.node):
         node = term.node
         whole = pieces.concatenation_of(node)
-        if whole is not None and whole.is_identity():
+        if whole is not None and (whole.is_identity() or whole.is_padding()):
             others = _other_users_of_parts(whole, next(iter(node.users)))
             used = _needed_by(whole.source, others)
-            term = replace(term, node=whole.source, obstacle=term.obstacle or used)
+            move = Move.COPY if whole.is_identity() else Move.PAD
+            stretches = (Stretch(whole.source, node, move), *term.stretches)
+            term = replace(term, node=whole.source, stretches=stretches, obstacle=term.obstacle or used)
             continue
-        source = node.args[0] if node.args else None
-        if not is_tensor(source) or is_matmul(node):
+        source = source_of(node)
+        if source is None:
             return term
-        move = follow(source, node, world)
-        if move is not None:
-            steps = ((node, move), *term.steps)
-            obstacle = _cast_obstacle(source, node)
-            term = replace(term, steps=steps)
-        elif (factor := _factor(node)) is not None:
-            obstacle = _cast_obstacle(source, node)
+        obstacle = _cast_obstacle(source, node)
+        factor = _number(source, node)
+        if factor is not None:
             term = replace(term, scale=term.scale * factor)
         else:
-            return term
+            term = replace(term, stretches=(Stretch(source, node), *term.stretches))
         term = _step_back(term, source, obstacle)
+    return term
 
 
-def _factor(node: Node) -> float | None:
-    """The number by which the node multiplies its first input, None if it does something else."""
-    if node.target not in (*_PRODUCTS, *_QUOTIENTS) or not isinstance(node.args[1], (int, float)):
+def _number(source: Node, node: Node) -> float | None:
+    """The number by which `node` multiplies `source`, None if it does something else."""
+    factor = factor_of(source, node)
+    if not isinstance(factor, (int, float)):
         return None
-    number = node.args[1]
-    if node.target in _PRODUCTS:
-        return number
-    return 1 / number if number != 0 else None
+    return 1 / factor if is_quotient(node) else factor
 
 
 def _step_back(term: Term, source: Node, obstacle: Reason | None) -> Term:
@@ -248,18 +259,20 @@ def _cast_obstacle(source: Node, node: Node) -> Reason | None:
 def _branches(term: Term) -> list[Term]:
     """Both summands of a sum, each with the other one joined; none if the node is no sum."""
     node = term.node
-    sides = node.args[:2]
-    if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1 or sides[0] is sides[1]:
+    sign = _SUMS.get(node.target)
+    if sign is None or node.args[0] is node.args[1]:
         return []
+    sides = list(zip(node.args[:2], (1, sign * cast(float, node.kwargs.get("alpha", 1))), strict=True))
     branches = []
-    for side, other in (sides, sides[::-1]):
-        if not (isinstance(side, Node) and isinstance(other, Node)):
+    for (side, factor), (other, by) in (sides, sides[::-1]):
+        if not is_tensor(side) or not same(tensor(side).shape, tensor(node).shape):
             continue
-        if not same(tensor(side).shape, tensor(node).shape):
+        if not (is_tensor(other) or isinstance(other, (int, float))):
             continue
         obstacle = _cast_obstacle(side, node)
-        joined = Addition(other, node, term.steps, term.scale)
-        branches.append(_step_back(replace(term, others=(*term.others, joined)), side, obstacle))
+        joined = Addition(other, node, len(term.stretches), term.scale * by)
+        scaled = replace(term, scale=term.scale * factor, others=(*term.others, joined))
+        branches.append(_step_back(scaled, side, obstacle))
     return branches
 
 

@@ -71,7 +71,7 @@ def is_tensor(node: object) -> TypeGuard[Node]:
 
 def layout_of(weights: Iterable[Node]) -> Layout:
     """How the weights [K, N] lie: column by column, all of them, or not."""
-    return "k_major" if all(equal(tensor(weight).stride(0), 1) for weight in weights) else "n_major"
+    return "k_major" if all(equal(tensor(weight).stride(-2), 1) for weight in weights) else "n_major"
 
 
 def shape_text(shape: Sequence[Size]) -> str:
