@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from typing import Any
 
@@ -109,6 +110,8 @@ def measure(
     rank: int, world: int, shapes: list[tuple[Kind, Shape]], plans: list[str], rounds: int | None
 ) -> Any:
     """One row a shape and candidate; the same on every rank."""
+    # Nothing else communicates while an op is timed: plans keep no SMs free for it.
+    os.environ["FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS"] = "0"
     group = nccl_group(world)
     torch.use_deterministic_algorithms(False)  # no filling of new tensors while the clock runs
     rows: list[dict[str, Any]] = []

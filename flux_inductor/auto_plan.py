@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from flux_inductor.options import current
 from flux_inductor.planning.machine import KERNEL
-from flux_inductor.planning.plan import PlanTable
+from flux_inductor.planning.plan import PlanTable, parse_plan
 from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.strategy import choose
 from flux_inductor.planning.topology import Topology
@@ -85,9 +86,34 @@ def _layout(weights: Sequence[Tensor]) -> Layout:
 
 def _plan(problem: Problem, group: str, device: str) -> PlanTable:
     options = current()
-    reserve = options.reserve
-    if reserve is None and (seen := communicators_seen(group)):
-        reserve = seen * int(KERNEL.reserve.value)
+    reserve = _reserve(group)
     written = Topology.parse(options.topology) if options.topology else None
     topology = written if written and written.ranks == problem.world else topology_of(group, device)
     return choose(problem, topology, options.strategy, reserve=reserve).plan
+
+
+def plan_by_hand(text: str, group: str, device: str) -> PlanTable:
+    """A plan that the caller wrote. On CUDA, one without a reserve leaves SMs to what may be in flight (R2).
+
+    Raises:
+        ValueError: see `parse_plan`.
+    """
+    table = parse_plan(text)
+    reserve = _reserve(group) if device == "cuda" else 0
+    if not reserve:
+        return table
+    return PlanTable(
+        tuple(
+            (bound, plan if plan.reserve or not plan.fused else replace(plan, reserve=reserve))
+            for bound, plan in table.entries
+        )
+    )
+
+
+def _reserve(group: str) -> int | None:
+    """The option, or SMs for the plain collectives of these ranks that have been seen; None: neither."""
+    chosen = current().reserve
+    if chosen is not None:
+        return chosen
+    seen = communicators_seen(group)
+    return seen * int(KERNEL.reserve.value) if seen else None

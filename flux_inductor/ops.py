@@ -43,7 +43,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from flux_inductor.auto_plan import AUTO, plan_gather, plan_scatter
+from flux_inductor.auto_plan import AUTO, plan_by_hand, plan_gather, plan_scatter
 from flux_inductor.options import Options, current
 from flux_inductor.planning.exchange import gather_moves, scatter_moves
 from flux_inductor.planning.plan import parse_plan
@@ -212,9 +212,9 @@ def _check_plan(plan: str) -> None:
         parse_plan(plan)
 
 
-def _choice(plan: str, group: str) -> tuple[Options, int] | None:
-    """What a plan is chosen by, beside the call; None where it is given."""
-    return (current(), communicators_seen(group)) if plan == AUTO else None
+def _choice(plan: str, place: str, group: str) -> tuple[Options, int] | None:
+    """What a plan is chosen by, in addition to the call; None for compiled graphs, where it is given."""
+    return None if place else (current(), communicators_seen(group))
 
 
 @torch.library.register_fake("flux_inductor::all_gather_matmul", lib=_LIBRARY)  # type: ignore[untyped-decorator]
@@ -253,7 +253,7 @@ def _all_gather_matmul(
             _check_no_gradient("all_gather_matmul", x, *weights, *biases)
         operands = describe(x, weights, biases)
         options = (gather_dim, return_gathered)
-        key = (plan, place, _choice(plan, group), options, engine_choice(), operands)
+        key = (plan, place, _choice(plan, place, group), options, engine_choice(), operands)
         call = calls.gathers.get(key)
         if call is not None:
             call.tally.runs += 1
@@ -264,7 +264,7 @@ def _all_gather_matmul(
                 moves = gather_moves(x.numel(), problem.dtype)
                 agreed = agree_on_call(problem, table, moves, group, x.device.type)
             else:
-                table = parse_plan(plan)
+                table = parse_plan(plan) if place else plan_by_hand(plan, group, x.device.type)
                 agreed = agree_on_place(table, "all_gather_matmul", place, group, x.device.type)
             chosen = agreed.table.at(group_size(group) * _rows(x))
             engine = engine_for("all_gather_matmul", x.device.type, group, chosen)
@@ -317,7 +317,7 @@ def _matmul_reduce_scatter(
             _check_no_gradient("matmul_reduce_scatter", x, weight, bias, addend)
         operands = describe(x, weight, bias, addend)
         options = (scatter_dim, reduce_op, scale, out_dtype)
-        key = (plan, place, _choice(plan, group), options, engine_choice(), operands)
+        key = (plan, place, _choice(plan, place, group), options, engine_choice(), operands)
         call = calls.scatters.get(key)
         if call is not None:
             call.tally.runs += 1
@@ -328,7 +328,7 @@ def _matmul_reduce_scatter(
                 moves = scatter_moves(_rows(x) * weight.shape[1], problem.result_dtype, reduce_op)
                 agreed = agree_on_call(problem, table, moves, group, x.device.type)
             else:
-                table = parse_plan(plan)
+                table = parse_plan(plan) if place else plan_by_hand(plan, group, x.device.type)
                 agreed = agree_on_place(table, "matmul_reduce_scatter", place, group, x.device.type)
             chosen = agreed.table.at(_rows(x))
             engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
