@@ -154,7 +154,7 @@ def _choose(
     if unknown and mode == "auto":
         reason = f"size {unknown} of N or K is unknown until the program runs"
         return Decision(single(UNFUSED), False, None, None, "unknown-size", reason)
-    settled = _rounded(_settle(problem))
+    settled = priced(_settle(problem))
     machine = MACHINES[topology.device]
     plans = candidates(settled, topology.device, reserve)
     if settled.symbols:
@@ -219,7 +219,7 @@ def _settle(problem: Problem) -> Problem:
     return replace(problem, strips=strips, columns=columns, depth=known(problem.depth))
 
 
-def _rounded(problem: Problem) -> Problem:
+def priced(problem: Problem) -> Problem:
     """The problem with those sizes rounded up that may differ between ranks; all must be known."""
 
     def up(size: Size) -> int:

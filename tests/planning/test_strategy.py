@@ -15,7 +15,7 @@ from flux_inductor.planning.cost import predict
 from flux_inductor.planning.machine import MACHINES
 from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, check_plan, parse_plan
 from flux_inductor.planning.problem import Kind, Problem, Size
-from flux_inductor.planning.strategy import MODES, Decision, Mode, candidates, choose, worth_us
+from flux_inductor.planning.strategy import MODES, Decision, Mode, candidates, choose, priced, worth_us
 from flux_inductor.planning.table import MOST_ROWS, TOLERANCE
 from flux_inductor.planning.tiles import GRANULE
 from flux_inductor.planning.topology import Device, Topology
@@ -69,6 +69,7 @@ def test_auto_fuses_what_is_predicted_faster_by_the_margin_and_nothing_else(
     problem, device = where
     machine = MACHINES[device]
     decision = decide(problem, device)
+    problem = priced(problem)
     least = min(predict(problem, plan, machine) for plan in candidates(problem, device))
     unfused = predict(problem, UNFUSED, machine)
     assert decision.fused == (least <= worth_us(unfused, machine))
