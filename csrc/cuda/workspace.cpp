@@ -212,7 +212,8 @@ Ran Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cud
   DeviceGuard guard(memory_.device);
   int world = memory_.world, rank = memory_.rank;
   MatmulReduceScatter problem = call.problem;
-  int chunks = scatter_chunks_per_part(problem, call.kernel->tile);
+  ScatterSchedule schedule = problem.schedule(call.kernel->tile);
+  int chunks = schedule.chunks(schedule.parts()).per_part();
   Turn turn = begin(stream, Op::matmul_reduce_scatter, chunks);
   // With one queue, a replay may have the copies' waits in it before the kernel that they are for:
   // they would wait for ever, and no kernel's limit would end them (rule R4). The order of a
