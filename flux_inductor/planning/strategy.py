@@ -35,6 +35,8 @@ NO_ENGINE: dict[Device, str] = {
     "cpu": "no engine here executes fused ops on the CPU",
     "cuda": "the package was built without CUDA kernels",
 }
+# Such kernels are built, and tests/gpu/test_fp32_sums.py calls them with plans by hand.
+UNPROVEN = "the kernels that sum partial products in fp32 have not been proven on a GPU yet"
 # A shard is cut into at most this many chunks: beyond, only fixed costs grow.
 MOST_CHUNKS = 32
 # Rows of the largest chunk of a CUDA plan for unknown M, but for a whole shard.
@@ -190,6 +192,8 @@ def _obstacle(
     if topology.device not in engines:
         return "no-engine", NO_ENGINE[topology.device]
     limit = kernel_limit(problem) if topology.device == "cuda" else ""
+    if topology.device == "cuda" and problem.result:
+        limit = limit or UNPROVEN
     if not limit and variants is not None and (problem.dtype, problem.layout) not in variants:
         written = "x @ W.t()" if problem.layout == "k_major" else "x @ W"
         limit = f"no kernel was compiled for {problem.dtype} and weights that lie as in {written}"

@@ -120,7 +120,7 @@ class ScatterCall:
                 case.dim,
                 reduce,
                 case.scale,
-                case.result,
+                out_dtype=case.result,
             )
         ]
 
