@@ -94,7 +94,8 @@ def all_gather(shard: Tensor, group: str, dim: int) -> Tensor:
     if shard.numel() == 0:
         return shard.new_empty(joined)
     flat = shard.contiguous().view(-1)
-    count_own(group)
+    if not torch.compiler.is_compiling():  # traced, it is one of the graph's plain collectives
+        count_own(group)
     stacked = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_gather_into_tensor(flat, world, group))
     whole: Tensor = stacked.view(world, *shard.shape).movedim(0, dim).reshape(joined)
     return whole
@@ -108,7 +109,8 @@ def reduce_scatter(whole: Tensor, group: str, dim: int, reduce_op: str) -> Tenso
         return whole.new_empty(part)
     split = whole.view([*whole.shape[:dim], world, *part[dim:]])
     stacked = split.movedim(dim, 0).reshape(-1)
-    count_own(group)
+    if not torch.compiler.is_compiling():  # traced, it is one of the graph's plain collectives
+        count_own(group)
     reduced = _COLLECTIVES.reduce_scatter_tensor(stacked, reduce_op, world, group)
     result: Tensor = _COLLECTIVES.wait_tensor(reduced).view(part)
     return result
