@@ -140,7 +140,7 @@ def check(program: Callable[..., Tensor | tuple[Tensor, ...]], *args: Tensor) ->
     return record.fused
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.data(), shapes, st.booleans(), st.sampled_from(["none", "bias", "matrix"]))
 def test_gather(data: st.DataObject, shape: list[int], returned: bool, added: str) -> None:
     dim = data.draw(st.integers(0, len(shape) - 1), "gathered dim")
@@ -161,7 +161,7 @@ def test_gather(data: st.DataObject, shape: list[int], returned: bool, added: st
     assert fused or not (chain.plain and order == world_order)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     st.data(),
     shapes,

@@ -1,6 +1,6 @@
 """Random programs: the rewritten graph computes the same, and what is reported fused is gone from it.
 
-FLUX_INDUCTOR_RANDOM_PROGRAMS says how many (200 by default), FLUX_INDUCTOR_RANDOM_SEED which is the first.
+FLUX_INDUCTOR_RANDOM_PROGRAMS says how many for each number of ranks (100 by default), FLUX_INDUCTOR_RANDOM_SEED which is the first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.passes import lockstep
 from tests.passes.random_programs import make_program
 from tests.passes.tracing import ALWAYS, cpu_topology, short
 
-PROGRAMS = int(os.environ.get("FLUX_INDUCTOR_RANDOM_PROGRAMS", "200"))
+PROGRAMS = int(os.environ.get("FLUX_INDUCTOR_RANDOM_PROGRAMS", "100"))
 FIRST = int(os.environ.get("FLUX_INDUCTOR_RANDOM_SEED", "0"))
 WORLDS = (2, 4)
 SETTING = Setting(ALWAYS, cpu_topology)
