@@ -1,6 +1,7 @@
 """Random programs: the rewritten graph computes the same, and what is reported fused is gone from it.
 
-FLUX_INDUCTOR_RANDOM_PROGRAMS says how many for each number of ranks (100 by default), FLUX_INDUCTOR_RANDOM_SEED which is the first.
+FLUX_INDUCTOR_RANDOM_PROGRAMS says how many for each number of ranks (100 by default),
+FLUX_INDUCTOR_RANDOM_SEED which is the first.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def differing(rank: int, world: int) -> None:
             if warm:
                 gather(plan=plan, group=group)
             two = [
-                "all_gather_matmul of torch.float32 [8, 4] along 0",
-                "matmul_reduce_scatter (sum) of torch.float32 [8, 4] along 0",
+                "all_gather_matmul of torch.float32 [1, 8, 4]",
+                "matmul_reduce_scatter (sum) of torch.float32 [1, 8, 4]",
             ]
             expect(two, scatter if rank == last else gather, plan, group)
             kind, message, _ = failure(gather, group=group)
@@ -93,7 +93,7 @@ def differing(rank: int, world: int) -> None:
             if warm:
                 scatter(plan=plan, group=group)
             rows = 4096 if rank == last else 8  # one rank's workspace must grow, the others' need not
-            expect(["[8, 4]", "[4096, 4]"], scatter, plan, group, rows)
+            expect(["[1, 8, 4]", "[1, 4096, 4]"], scatter, plan, group, rows)
 
         group = fresh_group()
         if warm:

@@ -27,9 +27,9 @@ def test_terms_are_read_in_fp32() -> None:
     scatter = torch.ops.flux_inductor.matmul_reduce_scatter
     for reduce_op, dtypes in product(("sum", "avg"), product((torch.bfloat16, torch.float32), repeat=2)):
         bias, addend = torch.randn(8).to(dtypes[0]), torch.randn(4, 8).to(dtypes[1])
-        result = scatter(x, weight, bias, addend, "0", PLAN, 0, reduce_op, 1.0, torch.float32)
+        result = scatter(x, weight, bias, addend, "0", PLAN, 0, reduce_op, 1.0, out_dtype=torch.float32)
         factor = WORLD if reduce_op == "sum" else 1
         assert result.dtype == torch.float32
         torch.testing.assert_close(result, factor * (exact + bias.float() + addend.float())[:2])
-        alone = scatter(x, weight, None, None, "0", PLAN, 0, reduce_op, 1.0, torch.float32)
+        alone = scatter(x, weight, None, None, "0", PLAN, 0, reduce_op, 1.0, out_dtype=torch.float32)
         torch.testing.assert_close(alone, factor * exact[:2])

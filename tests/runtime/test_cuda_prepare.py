@@ -80,8 +80,8 @@ def test_partials_in_fp32() -> None:
     plain, wide = (scatter(1024, "mesh push chunk=256", result) for result in (None, torch.float32))
     assert wide.partials == plain.partials == 512 * 8192
     assert wide.need.slot_bytes == 2 * plain.need.slot_bytes == 4 * wide.partials
-    assert "of bf16 as fp32 [1024, 1024]" in wide.descriptor
-    assert "of bf16 [1024, 1024]" in plain.descriptor
+    assert "of 1 512 8192 bf16 as fp32" in wide.descriptor
+    assert "of 1 512 8192 bf16," in plain.descriptor
     with pytest.raises(ValueError, match="no kernel with tile 256x128x64/2x1"):
         scatter(1024, "mesh push chunk=256 tile=256x128x64/2x1", torch.float32)
 
