@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from torch._C._distributed_c10d import Store
-
 from flux_inductor._core import Segment
 from flux_inductor.runtime.detect import process_namespace
-from flux_inductor.runtime.errors import PeerTimeoutError, WorkspaceError
+from flux_inductor.runtime.errors import WorkspaceError
 from flux_inductor.runtime.generation import Generation
 
 
@@ -61,26 +58,6 @@ def exchange(generation: Generation, own: Handle, limit_s: float, check: Callabl
     """The handles of all ranks; see `Generation.meet`."""
     texts = generation.meet(json.dumps(asdict(own)), limit_s, check)
     return [Handle(**json.loads(text)) for text in texts]
-
-
-def exchange_texts(
-    store: Store, prefix: str, rank: int, world: int, own: str, limit_s: float, check: Callable[[], None]
-) -> list[str]:
-    """The texts of all ranks. `check` is called while some are missing and raises to give up.
-
-    Raises:
-        PeerTimeoutError: ranks were missing for `limit_s` seconds.
-    """
-    store.set(f"{prefix}/{rank}", own)
-    missing = [peer for peer in range(world) if peer != rank]
-    deadline, pause_s = time.monotonic() + limit_s, 0.0002
-    while missing := [peer for peer in missing if not store.check([f"{prefix}/{peer}"])]:
-        check()
-        if time.monotonic() > deadline:
-            raise PeerTimeoutError(f"waited {limit_s:g} s for ranks {missing} to begin their call")
-        time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, 0.02)
-    return [store.get(f"{prefix}/{peer}").decode() for peer in range(world)]
 
 
 def check_made(handles: list[Handle]) -> None:
