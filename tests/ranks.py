@@ -1,4 +1,8 @@
-"""Runs a function on several real processes that share a gloo process group."""
+"""Runs a function on several real processes that share a gloo process group.
+
+Ranks are forked from a server that has imported torch and this package and done nothing else: importing takes
+each of them seconds otherwise, most of the test suite's time.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+PRELOADED = ["torch", "torch._inductor.compile_fx", "torch.distributed.tensor", "flux_inductor.backend"]
+
 
 def _serve(
     pipe: Connection,
+    environment: dict[str, str],
     store: str,
     rank: int,
     world: int,
@@ -27,6 +34,8 @@ def _serve(
     args: tuple[Any, ...],
 ) -> None:
     """Body of one rank: joins the group, calls `fn(rank, world, *args)`, sends its result or its failure."""
+    os.environ.clear()
+    os.environ.update(environment)  # the server has that of its start
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
@@ -57,7 +66,9 @@ def run_ranks(
     The ranks in `dying` may end without a result, which is then None.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    environment = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="flux_ranks_") as directory:
         store = str(Path(directory) / "store")
         pipes: list[Connection] = []
@@ -65,7 +76,9 @@ def run_ranks(
         for rank in range(world):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(theirs, store, rank, world, group_timeout, fn, args), daemon=True
+                target=_serve,
+                args=(theirs, environment, store, rank, world, group_timeout, fn, args),
+                daemon=True,
             )
             process.start()
             theirs.close()

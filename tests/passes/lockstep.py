@@ -23,9 +23,9 @@ _FUSED = torch.ops.flux_inductor
 Values = list[Any]  # one a rank
 
 
-def run(module: GraphModule, inputs: list[Values]) -> Any:
+def run(module: GraphModule, inputs: list[Values], world: int | None = None) -> Any:
     """The graph's output, each tensor in it as a list of one a rank."""
-    world = len(inputs[0])
+    world = world or len(inputs[0])
     values: dict[Node, Values] = {}
     arguments = iter(inputs)
     for node in module.graph.nodes:
@@ -37,7 +37,7 @@ def run(module: GraphModule, inputs: list[Values]) -> Any:
             return map_arg(node.args[0], lambda one: values[one])
         elif node.target is control_deps:
             subgraph = values[node.args[1]][0]
-            values[node] = run(subgraph, [values[one] for one in node.args[2:]])
+            values[node] = run(subgraph, [values[one] for one in node.args[2:]], world)
         else:
             calls = [_arguments(node, values, rank) for rank in range(world)]
             values[node] = _call(node.target, [args for args, _ in calls], [kwargs for _, kwargs in calls])

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, randn
 
+from flux_inductor.planning import strategy
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import Decision, choose
 from flux_inductor.planning.topology import Topology
@@ -184,8 +185,14 @@ def test_bytes_of_the_sum_are_counted() -> None:
     assert wide.unfused_us - narrow.unfused_us > wide.fused_us - narrow.fused_us  # type: ignore[operator]
 
 
-def test_on_gpus_a_small_product_pays_in_bf16_alone() -> None:
+def test_kernels_that_were_not_proven_yet_are_left_alone() -> None:
+    one = decision("cuda", 2048, 1024, "fp32")
+    assert (one.fused, one.code, one.reason) == (False, "kernel", strategy.UNPROVEN)
+
+
+def test_on_gpus_a_small_product_pays_in_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels have tiles of 64 rows for results of two bytes only; larger products pay in both."""
+    monkeypatch.setattr(strategy, "UNPROVEN", "")
     small, large = ([decision("cuda", rows, 1024, result) for result in ("", "fp32")] for rows in (64, 1024))
     assert [one.fused for one in small] == [True, False]
     assert small[1].code == "not-profitable"
