@@ -27,9 +27,11 @@ from benchmarks.gpu_timing import Candidate, host_us, paired
 from benchmarks.shapes import SHAPES, Shape, paper_shapes
 from benchmarks.versions import versions
 from flux_inductor import ops  # noqa: F401  (registers the ops)
-from flux_inductor.planning.problem import Kind, Problem
+from flux_inductor.planning.ops import OPS
+from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import choose
 from flux_inductor.planning.topology import Topology
+from flux_inductor.runtime.engine import installed
 from flux_inductor.runtime.torch_private import process_group
 from tests.gpu.engine_ranks import nccl_group, run_gpu_ranks, why_not
 
@@ -40,10 +42,10 @@ BUSY_US, FEWEST, MOST = 10_000, 7, 21
 TFLOPS = 600  # roughly, of a large product
 
 
-def plan_for(kind: Kind, world: int, m: int, n: int, k: int, keep: bool) -> str:
+def plan_for(kind: str, world: int, m: int, n: int, k: int, keep: bool) -> str:
     """The strategy's plan, which may be to leave the pair unfused."""
-    problem = Problem(kind, world, 1, m // world, (n,), k, "bf16", return_gathered=keep)
-    return str(choose(problem, Topology("cuda", world, link="nvlink"), "auto").plan)
+    problem = Problem(NAMED[kind], world, 1, m // world, (n,), k, "bf16", return_gathered=keep)
+    return str(choose(problem, Topology("cuda", world, link="nvlink"), "auto", installed=installed()).plan)
 
 
 def gather_candidates(group: str, m: int, n: int, k: int, plans: list[str]) -> dict[str, Candidate]:
@@ -103,11 +105,12 @@ def scatter_candidates(group: str, m: int, n: int, k: int, plans: list[str]) -> 
     return candidates | {plan: ours(plan) for plan in plans}
 
 
+NAMED = {op.name: op for op in OPS}
 CANDIDATES = {"all_gather_matmul": gather_candidates, "matmul_reduce_scatter": scatter_candidates}
 
 
 def measure(
-    rank: int, world: int, shapes: list[tuple[Kind, Shape]], plans: list[str], rounds: int | None
+    rank: int, world: int, shapes: list[tuple[str, Shape]], plans: list[str], rounds: int | None
 ) -> Any:
     """One row a shape and candidate; the same on every rank."""
     # Nothing else communicates while an op is timed: plans keep no SMs free for it.
@@ -164,7 +167,7 @@ def rounds_for(shape: Shape) -> int:
     return min(max(int(BUSY_US / (2 * m * n * k / TFLOPS / 1e6)), FEWEST), MOST)
 
 
-def print_shape(kind: Kind, shape: Shape, rows: list[dict[str, Any]]) -> None:
+def print_shape(kind: str, shape: Shape, rows: list[dict[str, Any]]) -> None:
     m, n, k = shape
     print(f"\n{kind} M={m} N={n} K={k}")
     print(f"{'':48}{'us':>9}{'ratio':>8}{'burst':>8}{'bound':>8}{'TFLOP/s':>9}{'effic.':>8}{'host us':>9}")

@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
 from flux_inductor.planning.plan import UNFUSED, Plan
 from flux_inductor.runtime.engine import engine_for
 from tests.ranks import run_ranks
+from tests.support.engines import bind_gather, bind_scatter
 
 GROUP = "0"
 CHUNKS = (32, 128, 512)
@@ -53,12 +55,12 @@ def operation(shape: Shape, rank: int, world: int, plan: Plan) -> Callable[[], o
     weight = torch.randn(shape.k, shape.n).to(shape.dtype)
     if shape.op == "ag":
         x = torch.randn(shape.m // world, shape.k).to(shape.dtype)
-        engine = engine_for("all_gather_matmul", "cpu", GROUP, plan)
-        gather = engine.bind_gather(x, [weight], [], GROUP, plan, 0, False)
+        engine = engine_for(ALL_GATHER_MATMUL, "cpu", GROUP, plan)
+        gather = bind_gather(engine, x, [weight], [], GROUP, plan, 0, False)
         return lambda: gather(x, [weight], [])
     x = torch.randn(shape.m, shape.k).to(shape.dtype)
-    engine = engine_for("matmul_reduce_scatter", "cpu", GROUP, plan)
-    scatter = engine.bind_scatter(x, weight, None, None, GROUP, plan, 0, "sum", 1.0)
+    engine = engine_for(MATMUL_REDUCE_SCATTER, "cpu", GROUP, plan)
+    scatter = bind_scatter(engine, x, weight, None, None, GROUP, plan, 0, "sum", 1.0)
     return lambda: scatter(x, weight, None, None)
 
 

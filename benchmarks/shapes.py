@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from flux_inductor.planning.problem import Kind
-
 Shape = tuple[int, int, int]
 
 # The shapes of the project's goals.
-SHAPES: dict[Kind, tuple[Shape, ...]] = {
+SHAPES: dict[str, tuple[Shape, ...]] = {
     "all_gather_matmul": (
         (8192, 6144, 12288),
         (4096, 6144, 12288),
@@ -39,7 +37,7 @@ PAPER_ROWS = (64, 512, 1024, 2048, 4096, 8192, 16384)
 LLAMA_ROWS = (2048, 8192)
 
 
-def paper_shapes(world: int) -> dict[Kind, tuple[Shape, ...]]:
+def paper_shapes(world: int) -> dict[str, tuple[Shape, ...]]:
     """The paper's shapes, and those of Llama-70B (gate and up, QKV; down, output) cut over `world` ranks."""
     gathers = [(m, 49152 // 8, 12288) for m in PAPER_ROWS]
     scatters = [(m, 12288, 49152 // 8) for m in PAPER_ROWS]

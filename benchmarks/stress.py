@@ -16,12 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
 from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import cpu_group
 from flux_inductor.runtime.cpu_group import CpuGroup
 from flux_inductor.runtime.engine import engine_for, executions
 from flux_inductor.runtime.groups import state_of
 from tests.ranks import run_ranks
+from tests.support.engines import bind_gather, bind_scatter
 
 GROUP = "0"
 POOL = 1 << 20  # numbers that inputs are cut from
@@ -70,8 +72,8 @@ class Program:
         shards = [self.tensor(dtype, strips, rows, depth) for _ in range(self.world)]
         weight = self.tensor(dtype, depth, columns)
         plan = self.plan()
-        engine = engine_for("all_gather_matmul", "cpu", GROUP, plan)
-        call = engine.bind_gather(shards[self.rank], [weight], [], GROUP, plan, 1, wanted)
+        engine = engine_for(ALL_GATHER_MATMUL, "cpu", GROUP, plan)
+        call = bind_gather(engine, shards[self.rank], [weight], [], GROUP, plan, 1, wanted)
         outputs = call(shards[self.rank], [weight], [])
         whole = torch.cat(shards, 1)
         self.largest_bytes = max(self.largest_bytes, whole.nbytes)
@@ -84,9 +86,9 @@ class Program:
         inputs = [self.tensor(dtype, strips, rows * self.world, depth) for _ in range(self.world)]
         weight = self.tensor(dtype, depth, columns * self.world)
         plan = self.plan()
-        engine = engine_for("matmul_reduce_scatter", "cpu", GROUP, plan)
+        engine = engine_for(MATMUL_REDUCE_SCATTER, "cpu", GROUP, plan)
         x = inputs[self.rank]
-        result = engine.bind_scatter(x, weight, None, None, GROUP, plan, dim, "sum", 1.0)(
+        result = bind_scatter(engine, x, weight, None, None, GROUP, plan, dim, "sum", 1.0)(
             x, weight, None, None
         )
         product = (torch.stack(inputs).sum(0).float() @ weight.float()).to(dtype)

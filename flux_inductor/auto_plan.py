@@ -6,90 +6,35 @@ peers to say which hosts they run on. ops.py remembers the choice with the call 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
-
-import torch
-from torch import Tensor
+from typing import cast
 
 from flux_inductor.options import current
-from flux_inductor.planning.machine import KERNEL
+from flux_inductor.planning.architectures import ARCHITECTURES
+from flux_inductor.planning.ops.call import Call
 from flux_inductor.planning.plan import PlanTable, parse_plan
-from flux_inductor.planning.problem import Layout, Problem
 from flux_inductor.planning.strategy import choose
-from flux_inductor.planning.topology import Topology
+from flux_inductor.planning.topology import Device, Topology
 from flux_inductor.runtime.detect import topology_of
-from flux_inductor.runtime.groups import group_size
+from flux_inductor.runtime.engine import installed
 from flux_inductor.runtime.plain_collectives import communicators_seen
 
 AUTO = "auto"
-DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-def plan_gather(
-    x: Tensor, weights: Sequence[Tensor], group: str, dim: int, return_gathered: bool
-) -> tuple[Problem, PlanTable]:
-    """Sizes and plan of all_gather_matmul of shard `x`, gathered along `dim`. All was checked before.
+def plan_call(call: Call, group: str, device: str) -> PlanTable:
+    """The plan of a call that was checked before.
 
     Raises:
         ValueError: a bad option, or no engine for the device.
     """
-    problem = Problem(
-        kind="all_gather_matmul",
-        world=group_size(group),
-        strips=math.prod(x.shape[:dim]),
-        rows=math.prod(x.shape[dim:-1]),
-        columns=tuple(weight.shape[1] for weight in weights),
-        depth=x.shape[-1],
-        dtype=DTYPE_NAMES[x.dtype],
-        return_gathered=return_gathered,
-        layout=_layout(weights),
-    )
-    return problem, _plan(problem, group, x.device.type)
-
-
-def plan_scatter(
-    x: Tensor,
-    weight: Tensor,
-    addend: Tensor | None,
-    group: str,
-    dim: int,
-    out_dtype: torch.dtype | None = None,
-) -> tuple[Problem, PlanTable]:
-    """Sizes and plan of matmul_reduce_scatter of `x @ weight`, scattered along `dim`; checked before.
-
-    Raises:
-        ValueError: a bad option, or no engine for the device.
-    """
-    world = group_size(group)
-    by_columns = dim == x.dim() - 1
-    problem = Problem(
-        kind="matmul_reduce_scatter",
-        world=world,
-        strips=1 if by_columns else math.prod(x.shape[:dim]),
-        rows=math.prod(x.shape[:-1]) if by_columns else math.prod(x.shape[dim:-1]) // world,
-        columns=(weight.shape[1],),
-        depth=x.shape[-1],
-        dtype=DTYPE_NAMES[x.dtype],
-        split="columns" if by_columns else "rows",
-        addend=addend is not None,
-        result=DTYPE_NAMES[out_dtype or x.dtype],
-        layout=_layout([weight]),
-    )
-    return problem, _plan(problem, group, x.device.type)
-
-
-def _layout(weights: Sequence[Tensor]) -> Layout:
-    return "k_major" if all(weight.stride(0) == 1 for weight in weights) else "n_major"
-
-
-def _plan(problem: Problem, group: str, device: str) -> PlanTable:
     options = current()
-    reserve = _reserve(group)
     written = Topology.parse(options.topology) if options.topology else None
-    topology = written if written and written.ranks == problem.world else topology_of(group, device)
-    return choose(problem, topology, options.strategy, reserve=reserve).plan
+    topology = written if written and written.ranks == call.world else topology_of(group, device)
+    decision = choose(
+        call.problem, topology, options.strategy, installed=installed(), reserve=_reserve(group, device)
+    )
+    return decision.plan
 
 
 def plan_by_hand(text: str, group: str, device: str) -> PlanTable:
@@ -99,7 +44,7 @@ def plan_by_hand(text: str, group: str, device: str) -> PlanTable:
         ValueError: see `parse_plan`.
     """
     table = parse_plan(text)
-    reserve = _reserve(group) if device == "cuda" else 0
+    reserve = _reserve(group, device)
     if not reserve:
         return table
     return PlanTable(
@@ -110,10 +55,13 @@ def plan_by_hand(text: str, group: str, device: str) -> PlanTable:
     )
 
 
-def _reserve(group: str) -> int | None:
+def _reserve(group: str, device: str) -> int | None:
     """The option, or SMs for the plain collectives of these ranks that have been seen; None: neither."""
+    architecture = ARCHITECTURES[cast(Device, device)] if device in ARCHITECTURES else None
+    if architecture is None or not architecture.most_reserve:
+        return None
     chosen = current().reserve
     if chosen is not None:
         return chosen
     seen = communicators_seen(group)
-    return seen * int(KERNEL.reserve.value) if seen else None
+    return seen * architecture.reserve if seen else None

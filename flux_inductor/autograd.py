@@ -135,7 +135,7 @@ def matmul_reduce_scatter(
             name, text, dim, reduce_op, scale, out_dtype, x, weight, bias, addend
         )
     else:
-        result = _scatter_op(x, weight, bias, addend, name, text, dim, reduce_op, scale, "", out_dtype)
+        result = _scatter_op(x, weight, bias, addend, name, text, dim, reduce_op, scale, out_dtype)
     return result
 
 
@@ -281,9 +281,7 @@ class _MatmulReduceScatter(torch.autograd.Function):
         ctx.group, ctx.dim, ctx.reduce_op, ctx.scale = group, dim, reduce_op, scale
         terms = zip((bias, addend), ctx.needs_input_grad[8:], strict=True)
         ctx.wide = any(needed and term is not None and term.dtype != x.dtype for term, needed in terms)
-        result: Tensor = _scatter_op(
-            x, weight, bias, addend, group, plan, dim, reduce_op, scale, "", out_dtype
-        )
+        result: Tensor = _scatter_op(x, weight, bias, addend, group, plan, dim, reduce_op, scale, out_dtype)
         return result
 
     @staticmethod

@@ -20,6 +20,7 @@ from flux_inductor.options import options as options_in_context
 from flux_inductor.passes.fusion_pass import FusionPass
 from flux_inductor.passes.record import CollectiveRecord
 from flux_inductor.runtime.detect import publish_host, topology_of
+from flux_inductor.runtime.engine import installed
 from flux_inductor.runtime.liveness import publish_process
 from flux_inductor.tools import kept
 from flux_inductor.tools.log import GraphLog
@@ -95,7 +96,7 @@ class _Hook(FusionPass):
         self, options: Options, replaced: object, on_records: Callable[[list[CollectiveRecord]], None]
     ) -> None:
         self.replaced = _without_fusion(replaced)
-        super().__init__(options, self.replaced, on_records, topology_of)
+        super().__init__(options, self.replaced, on_records, topology_of, installed())
 
     def uuid(self) -> object:
         # Inductor asks on every rank, also on one that then finds the graph in its cache and never runs the

@@ -9,7 +9,7 @@
                  [..., world * m, ..., K]; all contiguous, none aliasing a workspace
 
     flux_inductor::matmul_reduce_scatter(x, weight, bias, addend, group, plan, scatter_dim, reduce_op,
-                                         scale, place, out_dtype) -> Tensor
+                                         scale, out_dtype, place) -> Tensor
         x        [..., K];  weight [K, N];  bias None or [N];  addend None or the product's shape [..., N]
         returns  this rank's part, along scatter_dim, of the sum (or mean) over the ranks of
                  scale * (x @ weight) + bias + addend; contiguous
@@ -36,311 +36,154 @@ Rejected: torch.library.custom_op (9 us a call against 2.6 for define + impl); a
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flux_inductor.auto_plan import AUTO, plan_by_hand, plan_gather, plan_scatter
+from flux_inductor.auto_plan import AUTO, plan_by_hand, plan_call
+from flux_inductor.dtypes import DTYPES
+from flux_inductor.op_arguments import check_no_gradient, gather_call, scatter_call
 from flux_inductor.options import Options, current
-from flux_inductor.planning.exchange import gather_moves, scatter_moves
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
+from flux_inductor.planning.ops.call import Call
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import parse_plan
 from flux_inductor.runtime.agreed import agree_on_call, agree_on_place, captures
 from flux_inductor.runtime.agreement import Agreement
 from flux_inductor.runtime.bound import BoundCall, BoundCalls, describe, remember
 from flux_inductor.runtime.engine import engine_choice, engine_for, tally_of
-from flux_inductor.runtime.groups import group_size, state_of
+from flux_inductor.runtime.groups import state_of
 from flux_inductor.runtime.plain_collectives import communicators_seen
 
-FUSED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-REDUCE_OPS = ("sum", "avg")
-
 _LIBRARY = torch.library.Library("flux_inductor", "DEF")
-_TAGS = (torch.Tag.needs_fixed_stride_order,)
 
-_LIBRARY.define(
-    "all_gather_matmul(Tensor x, Tensor[] weights, Tensor?[] biases, str group, str plan, "
-    'int gather_dim, bool return_gathered, str place="") -> Tensor[]',
-    tags=_TAGS,
+
+@dataclass(frozen=True)
+class _Definition:
+    """What is special about one op. Its arguments are `operands`, group, plan, `flags`, and a place at last.
+
+    Args:
+        operands, flags: as the schema writes them.
+        returns: likewise.
+        describe: checks the operands, the group and the flags, and makes the call of them.
+    """
+
+    op: Op
+    operands: tuple[str, ...]
+    flags: tuple[str, ...]
+    returns: str
+    describe: Callable[..., Call]
+
+    @property
+    def schema(self) -> str:
+        arguments = (*self.operands, "str group", "str plan", *self.flags, 'str place=""')
+        return f"{self.op.name}({', '.join(arguments)}) -> {self.returns}"
+
+
+_DEFINITIONS = (
+    _Definition(
+        ALL_GATHER_MATMUL,
+        ("Tensor x", "Tensor[] weights", "Tensor?[] biases"),
+        ("int gather_dim", "bool return_gathered"),
+        "Tensor[]",
+        gather_call,
+    ),
+    _Definition(
+        MATMUL_REDUCE_SCATTER,
+        ("Tensor x", "Tensor weight", "Tensor? bias", "Tensor? addend"),
+        ("int scatter_dim", "str reduce_op", "float scale", "ScalarType? out_dtype=None"),
+        "Tensor",
+        scatter_call,
+    ),
 )
-_LIBRARY.define(
-    "matmul_reduce_scatter(Tensor x, Tensor weight, Tensor? bias, Tensor? addend, str group, str plan, "
-    'int scatter_dim, str reduce_op, float scale, str place="", ScalarType? out_dtype=None) -> Tensor',
-    tags=_TAGS,
-)
-_LIBRARY.define("agree(str group, str digest, str sites, Device device) -> Tensor")
 
 
-# ---------------------------------------------------------------- checks
+# ---------------------------------------------------------------- fake results
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
+def _fake(definition: _Definition) -> Callable[..., list[Tensor] | Tensor]:
+    count = len(definition.operands)
+    several = definition.returns == "Tensor[]"
 
+    def fake(*arguments: Any) -> list[Tensor] | Tensor:
+        operands, (group, plan, *rest) = arguments[:count], arguments[count:]
+        call = definition.describe(*operands, group, *rest[: len(definition.flags)])
+        if plan != AUTO:
+            parse_plan(plan)
+        dtype = DTYPES[call.result_dtype]
+        results = [operands[0].new_empty(shape, dtype=dtype) for shape in call.results]
+        return results if several else results[0]
 
-def _may_equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    """False if the sizes are known to differ; comparing symbolic ones would add a guard, so run time does."""
-    return not (isinstance(a, int) and isinstance(b, int)) or a == b
-
-
-def _check_operands(op: str, x: Tensor, weights: Sequence[Tensor]) -> None:
-    _require(x.dim() >= 2, f"{op}: x has shape {tuple(x.shape)}; it needs at least two dims, [..., K]")
-    _require(
-        x.dtype in FUSED_DTYPES,
-        f"{op}: x is {x.dtype}; fused ops take bfloat16, float16 or float32: convert it, or leave the "
-        "collective and the matmul apart",
-    )
-    _require(len(weights) > 0, f"{op}: no weight was given; pass at least one [K, N]")
-    for weight in weights:
-        _require(
-            weight.dim() == 2 and _may_equal(weight.shape[0], x.shape[-1]),
-            f"{op}: a weight of shape {tuple(weight.shape)} does not multiply x of shape {tuple(x.shape)}; "
-            f"it must be [{x.shape[-1]}, N]",
-        )
-        _check_like(op, "a weight", weight, x)
-
-
-def _check_like(op: str, what: str, tensor: Tensor, x: Tensor, wide: torch.dtype | None = None) -> None:
-    """`wide`: another dtype that the tensor may have."""
-    _require(
-        tensor.dtype in (x.dtype, wide) and tensor.device == x.device,
-        f"{op}: {what} is {tensor.dtype} on {tensor.device}, x is {x.dtype} on {x.device}; "
-        "all tensors of a fused op share one dtype and device",
-    )
-
-
-def _check_bias(
-    op: str, bias: Tensor | None, weight: Tensor, x: Tensor, wide: torch.dtype | None = None
-) -> None:
-    if bias is None:
-        return
-    _require(
-        bias.dim() == 1 and _may_equal(bias.shape[0], weight.shape[1]),
-        f"{op}: a bias of shape {tuple(bias.shape)} does not fit a weight of shape {tuple(weight.shape)}; "
-        f"it must be [{weight.shape[1]}]",
-    )
-    _check_like(op, "a bias", bias, x, wide)
-
-
-def _check_no_gradient(op: str, *operands: Tensor | None) -> None:
-    """Run as a plain op, the call would lose the gradient, or fail in the middle, with its peers waiting."""
-    for operand in operands:
-        if operand is not None and operand.requires_grad:
-            raise ValueError(
-                f"{op}: an operand of shape {tuple(operand.shape)} requires grad, and the op "
-                f"torch.ops.flux_inductor.{op} is not differentiable; call flux_inductor.{op}, which is, or "
-                "call the op under torch.no_grad()"
-            )
-
-
-def check_gather(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], dim: int) -> None:
-    op = "all_gather_matmul"
-    _check_operands(op, x, weights)
-    _require(
-        0 <= dim < x.dim() - 1,
-        f"{op}: gather_dim is {dim}; for x of shape {tuple(x.shape)} it must be in [0, {x.dim() - 2}], "
-        "since the last dim is contracted",
-    )
-    _require(
-        len(biases) in (0, len(weights)),
-        f"{op}: {len(biases)} biases for {len(weights)} weights; pass none, or one entry (a tensor or None) "
-        "for each weight",
-    )
-    for bias, weight in zip(biases, weights, strict=False):
-        _check_bias(op, bias, weight, x)
-
-
-def check_scatter(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    addend: Tensor | None,
-    group: str,
-    dim: int,
-    reduce_op: str,
-    out_dtype: torch.dtype | None,
-) -> None:
-    op = "matmul_reduce_scatter"
-    _check_operands(op, x, [weight])
-    _require(
-        out_dtype in (None, x.dtype, torch.float32),
-        f"{op}: out_dtype is {out_dtype}, x is {x.dtype}; the sum is made in x's dtype or in torch.float32",
-    )
-    _check_bias(op, bias, weight, x, out_dtype)
-    product = [*x.shape[:-1], weight.shape[1]]
-    if addend is not None:
-        _require(
-            addend.dim() == len(product) and all(map(_may_equal, addend.shape, product)),
-            f"{op}: addend has shape {tuple(addend.shape)}; it must have the product's, {tuple(product)}",
-        )
-        _check_like(op, "addend", addend, x, out_dtype)
-    _require(
-        reduce_op in REDUCE_OPS,
-        f"{op}: reduce_op is {reduce_op!r}; it must be one of {', '.join(REDUCE_OPS)}",
-    )
-    _require(
-        0 <= dim < x.dim(),
-        f"{op}: scatter_dim is {dim}; for a product of shape {tuple(product)} it must be in "
-        f"[0, {x.dim() - 1}]",
-    )
-    world = group_size(group)
-    _require(
-        not isinstance(product[dim], int) or product[dim] % world == 0,
-        f"{op}: dim {dim} of the product {tuple(product)} does not divide by the {world} ranks of group "
-        f"{group!r}; pad it to a multiple of {world}",
-    )
+    return fake
 
 
 # ---------------------------------------------------------------- kernels
 
 
-def _gathered_shape(x: Tensor, group: str, dim: int) -> list[int]:
-    shape = list(x.shape)
-    shape[dim] = shape[dim] * group_size(group)
-    return shape
+def _kernel(definition: _Definition) -> Callable[..., list[Tensor] | Tensor]:
+    """The op itself: finds the bound call, or binds it, and runs it."""
+    count, last, op = (
+        len(definition.operands),
+        len(definition.operands) + 2 + len(definition.flags),
+        definition.op,
+    )
+
+    def kernel(*arguments: Any) -> Any:
+        operands, group, plan = arguments[:count], arguments[count], arguments[count + 1]
+        flags = arguments[count + 2 : last]  # the dispatcher leaves out what has its default
+        place = arguments[last] if len(arguments) > last else ""
+        calls = state_of(group, BoundCalls)
+        try:
+            if torch.is_grad_enabled():
+                check_no_gradient(op.name, operands)
+            key = (op.name, plan, place, _choice(place, group), flags, engine_choice(), describe(*operands))
+            bound = calls.known.get(key)
+            if bound is not None:
+                bound.tally.runs += 1
+            else:
+                call = definition.describe(*operands, group, *flags)
+                bound = _bind(call, operands, group, plan, place)
+                remember(calls.known, key, bound)
+        except BaseException:
+            calls.refused += 1  # peers may have begun it
+            raise
+        return bound.run(*operands)
+
+    return kernel
 
 
-def _rows(x: Tensor) -> int:
-    return math.prod(x.shape[:-1])
-
-
-def _check_plan(plan: str) -> None:
-    if plan != AUTO:
-        parse_plan(plan)
-
-
-def _choice(plan: str, place: str, group: str) -> tuple[Options, int] | None:
+def _choice(place: str, group: str) -> tuple[Options, int] | None:
     """What a plan is chosen by, in addition to the call; None for compiled graphs, where it is given."""
     return None if place else (current(), communicators_seen(group))
 
 
-@torch.library.register_fake("flux_inductor::all_gather_matmul", lib=_LIBRARY)  # type: ignore[untyped-decorator]
-def _all_gather_matmul_fake(
-    x: Tensor,
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-    group: str,
-    plan: str,
-    gather_dim: int,
-    return_gathered: bool,
-    place: str = "",
-) -> list[Tensor]:
-    check_gather(x, weights, biases, gather_dim)
-    _check_plan(plan)
-    whole = _gathered_shape(x, group, gather_dim)
-    outputs = [x.new_empty([*whole[:-1], weight.shape[1]]) for weight in weights]
-    if return_gathered:
-        outputs.append(x.new_empty(whole))
-    return outputs
+def _bind(call: Call, operands: Sequence[Any], group: str, plan: str, place: str) -> BoundCall:
+    device = operands[0].device.type
+    if plan == AUTO:
+        agreed = agree_on_call(call, plan_call(call, group, device), group, device)
+    else:
+        table = parse_plan(plan) if place else plan_by_hand(plan, group, device)
+        agreed = agree_on_place(table, call.op, place, group, device)
+    assert isinstance(call.rows, int), call
+    chosen = agreed.table.at(call.rows)
+    engine = engine_for(call.op, device, group, chosen)
+    run = engine.bind(call, operands, group, chosen)
+    return BoundCall(tally_of(call.op, engine), agreed.counted(run))
 
 
-def _all_gather_matmul(
-    x: Tensor,
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-    group: str,
-    plan: str,
-    gather_dim: int,
-    return_gathered: bool,
-    place: str = "",
-) -> list[Tensor]:
-    calls = state_of(group, BoundCalls)
-    try:
-        if torch.is_grad_enabled():
-            _check_no_gradient("all_gather_matmul", x, *weights, *biases)
-        operands = describe(x, weights, biases)
-        options = (gather_dim, return_gathered)
-        key = (plan, place, _choice(plan, place, group), options, engine_choice(), operands)
-        call = calls.gathers.get(key)
-        if call is not None:
-            call.tally.runs += 1
-        else:
-            check_gather(x, weights, biases, gather_dim)
-            if plan == AUTO:
-                problem, table = plan_gather(x, weights, group, gather_dim, return_gathered)
-                moves = gather_moves(x.numel(), problem.dtype)
-                agreed = agree_on_call(problem, table, moves, group, x.device.type)
-            else:
-                table = parse_plan(plan) if place else plan_by_hand(plan, group, x.device.type)
-                agreed = agree_on_place(table, "all_gather_matmul", place, group, x.device.type)
-            chosen = agreed.table.at(group_size(group) * _rows(x))
-            engine = engine_for("all_gather_matmul", x.device.type, group, chosen)
-            run = engine.bind_gather(x, weights, biases, group, chosen, gather_dim, return_gathered)
-            call = BoundCall(tally_of("all_gather_matmul", engine), agreed.counted(run))
-            remember(calls.gathers, key, call)
-    except BaseException:
-        calls.refused += 1  # peers may have begun it
-        raise
-    return call.run(x, weights, biases)
+for _one in _DEFINITIONS:
+    _LIBRARY.define(_one.schema, tags=(torch.Tag.needs_fixed_stride_order,))
+    _LIBRARY.impl(_one.op.name, _kernel(_one), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"flux_inductor::{_one.op.name}", _fake(_one), lib=_LIBRARY)
 
 
-@torch.library.register_fake("flux_inductor::matmul_reduce_scatter", lib=_LIBRARY)  # type: ignore[untyped-decorator]
-def _matmul_reduce_scatter_fake(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    addend: Tensor | None,
-    group: str,
-    plan: str,
-    scatter_dim: int,
-    reduce_op: str,
-    scale: float,
-    place: str = "",
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op, out_dtype)
-    _check_plan(plan)
-    shape = [*x.shape[:-1], weight.shape[1]]
-    shape[scatter_dim] = shape[scatter_dim] // group_size(group)
-    return x.new_empty(shape, dtype=out_dtype)
+# ---------------------------------------------------------------- agreement
 
-
-def _matmul_reduce_scatter(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    addend: Tensor | None,
-    group: str,
-    plan: str,
-    scatter_dim: int,
-    reduce_op: str,
-    scale: float,
-    place: str = "",
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    calls = state_of(group, BoundCalls)
-    try:
-        if torch.is_grad_enabled():
-            _check_no_gradient("matmul_reduce_scatter", x, weight, bias, addend)
-        operands = describe(x, weight, bias, addend)
-        options = (scatter_dim, reduce_op, scale, out_dtype)
-        key = (plan, place, _choice(plan, place, group), options, engine_choice(), operands)
-        call = calls.scatters.get(key)
-        if call is not None:
-            call.tally.runs += 1
-        else:
-            check_scatter(x, weight, bias, addend, group, scatter_dim, reduce_op, out_dtype)
-            if plan == AUTO:
-                problem, table = plan_scatter(x, weight, addend, group, scatter_dim, out_dtype)
-                moves = scatter_moves(_rows(x) * weight.shape[1], problem.result_dtype, reduce_op)
-                agreed = agree_on_call(problem, table, moves, group, x.device.type)
-            else:
-                table = parse_plan(plan) if place else plan_by_hand(plan, group, x.device.type)
-                agreed = agree_on_place(table, "matmul_reduce_scatter", place, group, x.device.type)
-            chosen = agreed.table.at(_rows(x))
-            engine = engine_for("matmul_reduce_scatter", x.device.type, group, chosen)
-            run = engine.bind_scatter(
-                x, weight, bias, addend, group, chosen, scatter_dim, reduce_op, scale, out_dtype
-            )
-            call = BoundCall(tally_of("matmul_reduce_scatter", engine), agreed.counted(run))
-            remember(calls.scatters, key, call)
-    except BaseException:
-        calls.refused += 1  # peers may have begun it
-        raise
-    return call.run(x, weight, bias, addend)
+_LIBRARY.define("agree(str group, str digest, str sites, Device device) -> Tensor")
 
 
 @torch.library.register_fake("flux_inductor::agree", lib=_LIBRARY)  # type: ignore[untyped-decorator]
@@ -361,5 +204,3 @@ def _nothing(device: torch.device) -> Tensor:
 
 
 _LIBRARY.impl("agree", _agree, "CompositeExplicitAutograd")
-_LIBRARY.impl("all_gather_matmul", _all_gather_matmul, "CompositeExplicitAutograd")
-_LIBRARY.impl("matmul_reduce_scatter", _matmul_reduce_scatter, "CompositeExplicitAutograd")

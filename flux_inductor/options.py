@@ -82,7 +82,7 @@ class Options:
 
             Topology.parse(self.topology)
         if self.reserve is not None:
-            from flux_inductor.planning.strategy import check_reserve
+            from flux_inductor.planning.architectures import check_reserve
 
             check_reserve(self.reserve)
 

@@ -22,9 +22,8 @@ from flux_inductor.planning.exchange import (
     Site,
     digest_of,
     exchange_of,
-    gather_moves,
     geometry,
-    scatter_moves,
+    moves_text,
 )
 from flux_inductor.planning.plan import PlanTable
 from flux_inductor.planning.problem import Problem
@@ -67,14 +66,14 @@ def _moves(one: Collective) -> str:
     elements: Size = product(tensor(source).shape)
     dtype = dtype_text(tensor(source).dtype)
     if one.op == "all_gather":
-        return gather_moves(as_expression(elements), dtype)
-    return scatter_moves(as_expression(elements), dtype, str(one.node.args[1]))
+        return moves_text(one.op, as_expression(elements), dtype)
+    return moves_text(f"{one.op} {one.node.args[1]}", as_expression(elements), dtype)
 
 
 def site_of(part: Part, problem: Problem, plan: PlanTable) -> Site:
     """The collective as a fused op."""
     device: Device = "cuda" if part.device.type == "cuda" else "cpu"
-    return Site(part.moves, geometry(problem), exchange_of(plan, problem.kind, device))
+    return Site(part.moves, geometry(problem), exchange_of(plan, problem.op, device))
 
 
 def add_agreement(

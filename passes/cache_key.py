@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import flux_inductor
 from flux_inductor.options import Options
-from flux_inductor.planning.strategy import engines
+from flux_inductor.planning.installed import Installed
 
 _PACKAGE = Path(flux_inductor.__file__).parent
 # Variables by which launchers tell how the ranks are laid out over hosts: the topology follows from it.
@@ -26,9 +26,9 @@ _LAYOUT = (
 )
 
 
-def cache_key(options: Options) -> str:
+def cache_key(options: Options, installed: Installed) -> str:
     """Equal exactly where the same graph is rewritten in the same way. Waits for nobody."""
-    parts = (_sources(), repr(options), torch.__version__, _machine(), " ".join(engines()))
+    parts = (_sources(), repr(options), torch.__version__, _machine(), str(installed))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -40,7 +40,12 @@ def _machine() -> str:
 @lru_cache
 def _sources() -> str:
     """Of every file whose change may change a rewrite."""
-    files = [_PACKAGE / "ops.py", *Path(__file__).parent.glob("*.py"), *(_PACKAGE / "planning").glob("*.py")]
+    files = [
+        _PACKAGE / "ops.py",
+        _PACKAGE / "op_arguments.py",
+        *Path(__file__).parent.rglob("*.py"),
+        *(_PACKAGE / "planning").rglob("*.py"),
+    ]
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.name.encode() + path.read_bytes())

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import sympy
 import torch
 from torch._inductor import config as inductor_config
 from torch.fx import Node
 
+from flux_inductor.dtypes import DTYPE_NAMES
 from flux_inductor.options import Options
 from flux_inductor.passes.collectives import Collective
 from flux_inductor.passes.gather_pair import GatherPair
 from flux_inductor.passes.reasons import Reason
 from flux_inductor.passes.scatter_site import ScatterSite
 from flux_inductor.passes.sizes import (
-    DTYPE_NAMES,
     as_expression,
     dtype_text,
     equal,
     layout_of,
-    product,
     tensor,
 )
+from flux_inductor.planning.installed import CPU_ONLY, Installed
+from flux_inductor.planning.ops.all_gather_matmul import GatherCall
+from flux_inductor.planning.ops.matmul_reduce_scatter import ScatterCall
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import Decision, choose
 from flux_inductor.planning.topology import Topology
@@ -37,50 +38,40 @@ class Setting:
 
     Args:
         topology_of: the topology of a group, by its name and the type of device ("cpu", "cuda").
+        installed: the engines that there are.
     """
 
     options: Options
     topology_of: TopologyOf
+    installed: Installed = CPU_ONLY
 
 
 def gather_problem(pair: GatherPair) -> Problem:
-    *leading, depth = pair.site.shape
-    return Problem(
-        kind="all_gather_matmul",
-        world=pair.site.collective.world,
-        strips=as_expression(product(leading[: pair.dim])),
-        rows=as_expression(product(leading[pair.dim :])),
+    return GatherCall(
+        shape=tuple(map(as_expression, pair.site.shape)),
         columns=tuple(as_expression(one.matmul.columns) for one in pair.consumers),
-        depth=as_expression(depth),
         dtype=DTYPE_NAMES[pair.dtype],
-        return_gathered=bool(pair.used),
         layout=layout_of(one.matmul.weight for one in pair.consumers),
-    )
+        world=pair.site.collective.world,
+        dim=pair.dim,
+        return_gathered=bool(pair.used),
+    ).problem
 
 
 def scatter_problem(site: ScatterSite) -> Problem:
-    *leading, columns = site.shape
-    dim, world = site.dim, site.collective.world
-    cut = leading if site.by_columns else leading[dim:]
-    rows = as_expression(product(cut))
-    return Problem(
-        kind="matmul_reduce_scatter",
-        world=world,
-        strips=1 if site.by_columns else as_expression(product(leading[:dim])),
-        rows=rows if site.by_columns else _divided(rows, world),
-        columns=(as_expression(columns),),
-        depth=as_expression(site.matmul.depth),
+    *leading, columns = map(as_expression, site.shape)
+    return ScatterCall(
+        shape=(*leading, as_expression(site.matmul.depth)),
+        columns=columns,
         dtype=DTYPE_NAMES[tensor(site.matmul.lhs).dtype],
-        result=DTYPE_NAMES[tensor(site.product).dtype],
-        split="columns" if site.by_columns else "rows",
-        addend=site.has_addend,
         layout=layout_of([site.matmul.weight]),
-    )
-
-
-def _divided(size: int | sympy.Expr, world: int) -> int | sympy.Expr:
-    """The size, which is known to be a multiple of world, divided by it."""
-    return size // world if isinstance(size, int) else size / world
+        world=site.collective.world,
+        dim=site.dim,
+        reduce_op=site.reduce_op,
+        scale=float(site.term.scale),
+        out_dtype=DTYPE_NAMES[tensor(site.product).dtype],
+        addend=site.has_addend,
+    ).problem
 
 
 def unsuitable(
@@ -119,7 +110,8 @@ def decide(problem: Problem, collective: Collective, device: str, setting: Setti
         topology = topology_for(collective, device, setting)
     except ValueError as error:
         return Reason("topology", str(error))
-    return choose(problem, topology, setting.options.strategy, reserve=setting.options.reserve)
+    options = setting.options
+    return choose(problem, topology, options.strategy, installed=setting.installed, reserve=options.reserve)
 
 
 def topology_for(collective: Collective, device: str, setting: Setting) -> Topology:

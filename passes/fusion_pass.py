@@ -18,6 +18,7 @@ from flux_inductor.passes.decide import Setting, TopologyOf
 from flux_inductor.passes.fuse import fuse
 from flux_inductor.passes.reasons import CODES
 from flux_inductor.passes.record import CollectiveRecord
+from flux_inductor.planning.installed import CPU_ONLY, Installed
 
 logger = logging.getLogger("flux_inductor.passes")
 
@@ -34,6 +35,7 @@ class FusionPass(_InferenceAware):  # type: ignore[misc, valid-type, unused-igno
         on_records: gets one record for each collective of every graph that is compiled. A graph that comes
             from Inductor's cache does not run the pass.
         topology_of: the topology of a group, by its name and the type of device.
+        installed: the engines that there are.
     """
 
     def __init__(
@@ -42,11 +44,12 @@ class FusionPass(_InferenceAware):  # type: ignore[misc, valid-type, unused-igno
         chained: object,
         on_records: Callable[[list[CollectiveRecord]], None],
         topology_of: TopologyOf,
+        installed: Installed = CPU_ONLY,
     ) -> None:
         self._options = options
         self._chained = _as_sequence(chained)
         self._on_records = on_records
-        self._setting = Setting(options, topology_of)
+        self._setting = Setting(options, topology_of, installed)
         self.seconds = 0.0
         """Time that fusing has taken so far, without the user's pass."""
 
@@ -75,7 +78,7 @@ class FusionPass(_InferenceAware):  # type: ignore[misc, valid-type, unused-igno
     def uuid(self) -> Any | None:
         """A key for Inductor's cache; None, which bypasses it, if a chained pass has none."""
         uuids = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in self._chained]
-        return (cache_key(self._options), tuple(uuids)) if all(uuids) else None
+        return (cache_key(self._options, self._setting.installed), tuple(uuids)) if all(uuids) else None
 
 
 def _as_sequence(chained: object) -> Sequence[Any]:

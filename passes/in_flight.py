@@ -23,12 +23,13 @@ from flux_inductor.options import Strategy
 from flux_inductor.passes.collectives import WAIT, Collective
 from flux_inductor.passes.decide import Setting, decide, topology_for
 from flux_inductor.passes.sizes import is_tensor, tensor
+from flux_inductor.planning.architectures import ARCHITECTURES
 from flux_inductor.planning.cost import plain_collective_us
-from flux_inductor.planning.machine import KERNEL, MACHINES
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import Decision, reserve_of
-from flux_inductor.planning.tiles import MOST_RESERVE
 from flux_inductor.planning.topology import Topology
+
+_CUDA = ARCHITECTURES["cuda"]
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def _names(flights: Sequence[_Flight]) -> str:
 def _sms_for(beside: Sequence[_Flight]) -> int:
     """SMs that collectives in flight need. Those of one group run one after the other."""
     groups = {one.collective.group for one in beside}
-    return min(int(KERNEL.reserve.value) * len(groups), MOST_RESERVE)
+    return min(_CUDA.reserve * len(groups), _CUDA.most_reserve)
 
 
 def _with_reserve(op: FusedOp, reserve: int, setting: Setting, strategy: Strategy) -> Decision:
@@ -215,4 +216,4 @@ def _price(flight: _Flight, device: str, setting: Setting) -> float:
     sizes = [tensor(node).nbytes for node in one.node.all_input_nodes if is_tensor(node)]
     if topology.nodes > 1 or topology.link != "nvlink" or not all(isinstance(size, int) for size in sizes):
         return math.inf
-    return plain_collective_us(one.op, sum(sizes), one.world, MACHINES["cuda"])
+    return plain_collective_us(one.op, sum(sizes), one.world, _CUDA.machine)

@@ -39,7 +39,7 @@ def rewrite_scatter(site: ScatterSite, plan: str) -> Node:
         site.dim,
         site.reduce_op,
         float(site.term.scale),
-        *([] if site.dtype == tensor(site.matmul.lhs).dtype else ["", site.dtype]),  # the place comes later
+        *([] if site.dtype == tensor(site.matmul.lhs).dtype else [site.dtype]),
     )
     result = _result(site, node, op)
     for wait in site.collective.waits:

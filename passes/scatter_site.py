@@ -28,6 +28,7 @@ from flux_inductor.passes.rows import Move, Step, factor_of, is_quotient, source
 from flux_inductor.passes.sizes import Size, divides, dtype_text, is_tensor, same, shape_text, tensor
 from flux_inductor.passes.views import Roles, row_index, row_sizes
 from flux_inductor.passes.way import Addition, Stretch, Summand, steps_of, summand_of
+from flux_inductor.planning.ops.matmul_reduce_scatter import ReduceOp
 
 aten = torch.ops.aten
 # A matmul behind more sums than this is not looked for: in a residual stream the search would go on for ever.
@@ -72,8 +73,8 @@ class ScatterSite:
     dim: int
 
     @property
-    def reduce_op(self) -> str:
-        return cast(str, self.collective.node.args[1])
+    def reduce_op(self) -> ReduceOp:
+        return cast(ReduceOp, self.collective.node.args[1])
 
     @property
     def shape(self) -> list[Size]:

@@ -10,11 +10,10 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from flux_inductor.dtypes import DTYPE_NAMES
 from flux_inductor.planning.problem import Layout
 
 Size: TypeAlias = int | torch.SymInt
-
-DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def equal(a: Size, b: Size) -> bool:

@@ -20,7 +20,7 @@ Two ranks that a wrong schedule stops (each is a test)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from flux_inductor.planning.progress import Queue, Step, Wait, deadlock
 from flux_inductor.planning.schedule import Chunk, Schedule, Transfer
@@ -53,7 +53,7 @@ def queues(schedule: Schedule) -> list[Queue]:
 def _multiply(schedule: Schedule, rank: int, chunk: Chunk) -> Step:
     waits = (
         Wait(("arrived", source, rank, chunk), f"data of rank {source}")
-        for source in _sources(schedule, rank, chunk)
+        for source in schedule.op.sources(schedule.world, rank, chunk.owner)
     )
     return Step(_name(chunk), tuple(waits), (("done", rank, chunk),))
 
@@ -61,18 +61,9 @@ def _multiply(schedule: Schedule, rank: int, chunk: Chunk) -> Step:
 def _move(schedule: Schedule, transfer: Transfer) -> Step:
     source, chunk = transfer.source, transfer.chunk
     waits: tuple[Wait, ...] = ()
-    if schedule.kind == "matmul_reduce_scatter":
+    if not schedule.op.collective_first:
         waits = (Wait(("done", source, chunk), f"rank {source} to multiply it"),)
     return Step(_name(chunk), waits, (("arrived", source, transfer.target, chunk),))
-
-
-def _sources(schedule: Schedule, rank: int, chunk: Chunk) -> Iterable[int]:
-    """Whose data the step of a chunk on a rank needs, its own apart."""
-    if schedule.kind == "all_gather_matmul":
-        return () if chunk.owner == rank else (chunk.owner,)
-    if chunk.owner != rank:
-        return ()
-    return (peer for peer in range(schedule.world) if peer != rank)
 
 
 def _incomplete(schedule: Schedule) -> str | None:
@@ -87,7 +78,7 @@ def _incomplete(schedule: Schedule) -> str | None:
         (source, target, chunk)
         for target, orders in enumerate(schedule.ranks)
         for chunk in orders.steps
-        for source in _sources(schedule, target, chunk)
+        for source in schedule.op.sources(schedule.world, target, chunk.owner)
     }
     made = [(t.source, t.target, t.chunk) for orders in schedule.ranks for t in orders.transfers]
     fault = difference(every, made)

@@ -18,19 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from types import SimpleNamespace
 from typing import Any
 
 import sympy
 
-from flux_inductor.planning.fit import fitted, op_us
+from flux_inductor.planning.architecture import Architecture
 from flux_inductor.planning.machine import MachineModel
+from flux_inductor.planning.ops.op import Microseconds, Op, Terms
 from flux_inductor.planning.plan import UNFUSED, Direction, Plan
-from flux_inductor.planning.problem import Kind, Problem
-from flux_inductor.planning.tiles import menu_of
-
-Terms = SimpleNamespace
-Microseconds = Any  # float, or sympy.Expr when a term is one
+from flux_inductor.planning.problem import Problem
 
 _PROBLEM_TERMS = (
     *("flops", "weights", "weight_bytes", "shard_bytes", "strips"),
@@ -45,10 +41,9 @@ def matmul_us(t: Terms) -> Microseconds:
     return _passes_us(t) + _arithmetic_us(t)
 
 
-def collective_us(kind: Kind, t: Terms) -> Microseconds:
+def collective_us(op: Op, t: Terms) -> Microseconds:
     """The unfused collective alone, and the copy that brings shards in strips together or apart."""
-    gather = kind == "all_gather_matmul"
-    start, rate = (t.all_gather, t.gather) if gather else (t.reduce_scatter, t.reduce)
+    start, rate = op.collective_cost(t)
     regroup = t.apart * t.world * t.shard_bytes / (_KILO * t.copy)
     return start + (t.world - 1) * (t.hop + t.shard_bytes / (_KILO * rate)) + regroup
 
@@ -73,18 +68,14 @@ def _hops_us(rate: float, shard: float, world: int, machine: MachineModel) -> fl
     return (world - 1) * (machine.hop.value + shard / (_KILO * rate))
 
 
-def unfused_us(kind: Kind, t: Terms) -> Microseconds:
+def unfused_us(op: Op, t: Terms) -> Microseconds:
     """The pair as the user wrote it: one after the other."""
-    return collective_us(kind, t) + matmul_us(t)
+    return collective_us(op, t) + matmul_us(t)
 
 
-def step_us(kind: Kind, t: Terms) -> Microseconds:
-    """One chunk's multiplication in a fused op.
-
-    Where a step calls matmuls, an all_gather's calls one for each strip, since its rows of the product lie
-    apart; a reduce_scatter's partials are packed.
-    """
-    calls = t.calls * (t.strips if kind == "all_gather_matmul" else 1)
+def step_us(op: Op, t: Terms) -> Microseconds:
+    """One chunk's multiplication in a fused op."""
+    calls = t.calls * op.matmuls_of_step(t)
     return t.step + calls * _passes_us(t) + _arithmetic_us(t) / t.kernel / (t.world * t.chunks)
 
 
@@ -94,36 +85,22 @@ def transfer_us(direction: Direction, t: Terms) -> Microseconds:
     return t.transfer + t.shard_bytes / t.chunks / (_KILO * rate)
 
 
-def copies_us(kind: Kind, direction: Direction, t: Terms) -> Microseconds:
-    """Copies inside a rank's memory that nothing hides.
-
-    An input that peers pull is first copied to where they can reach it. A gathered tensor that the program
-    keeps is copied out of the buffer that peers push into. A reduce_scatter adds its partials up.
-    """
-    if kind == "matmul_reduce_scatter":
-        shards = t.world - 1
-    elif direction == "pull":
-        shards = 1 + t.kept
-    else:
-        shards = t.world * t.kept
-    return shards * t.shard_bytes / (_KILO * t.copy)
+def copies_us(op: Op, direction: Direction, t: Terms) -> Microseconds:
+    """Copies inside a rank's memory that nothing hides."""
+    return op.copied_shards(direction, t) * t.shard_bytes / (_KILO * t.copy)
 
 
-def fused_us(kind: Kind, direction: Direction, t: Terms) -> Microseconds:
+def fused_us(op: Op, direction: Direction, t: Terms) -> Microseconds:
     """The fused op by a mesh plan."""
-    step, transfer = step_us(kind, t), transfer_us(direction, t)
+    step, transfer = step_us(op, t), transfer_us(direction, t)
     peers = (t.world - 1) * t.chunks
     busy = t.world * t.chunks * step + t.interference * peers * transfer
-    if kind == "all_gather_matmul":
-        first, last = transfer + peers * step, peers * transfer + step
-    else:
-        first, last = peers * step + transfer + step, step + peers * transfer + step
-    return t.entry + _largest(busy, first, last) + copies_us(kind, direction, t)
+    return t.entry + _largest(busy, *op.ends(step, transfer, peers)) + copies_us(op, direction, t)
 
 
-def plan_us(kind: Kind, plan: Plan, t: Terms) -> Microseconds:
+def plan_us(op: Op, plan: Plan, t: Terms) -> Microseconds:
     """The pair by a plan, which may be the unfused one."""
-    return fused_us(kind, plan.direction, t) if plan.fused else unfused_us(kind, t)
+    return fused_us(op, plan.direction, t) if plan.fused else unfused_us(op, t)
 
 
 def _passes_us(t: Terms) -> Microseconds:
@@ -177,35 +154,30 @@ def _chunks(problem: Problem, plan: Plan) -> Any:
     return sympy.ceiling(problem.extent / plan.chunk)
 
 
-def predict(problem: Problem, plan: Plan, machine: MachineModel) -> Microseconds:
-    """Microseconds by a plan: a float, or an expression of the sizes that the problem leaves open.
-
-    Where one kernel does all steps, the formula is an outline for open sizes; with known ones the timeline
-    tells the time of the kernel that the plan will get.
-    """
-    if plan.fused and not machine.calls.value and not problem.symbols:
-        return op_us(problem, fitted(problem, plan, menu_of(problem)))
-    return plan_us(problem.kind, plan, terms(problem, plan, machine))
+def predict(problem: Problem, plan: Plan, architecture: Architecture) -> Microseconds:
+    """Microseconds by a plan: a float, or an expression of the sizes that the problem leaves open."""
+    known = architecture.fused_us(problem, plan) if plan.fused else None
+    return plan_us(problem.op, plan, terms(problem, plan, architecture.machine)) if known is None else known
 
 
-def explain(problem: Problem, plan: Plan, machine: MachineModel) -> str:
+def explain(problem: Problem, plan: Plan, architecture: Architecture) -> str:
     """The parts of a fused plan's prediction and of the unfused pair's, one a line, with their formulas.
 
     The plan's own line is what `predict` says; where the timeline does, the parts are those of the outline.
     """
     assert plan.fused
-    kind, direction = problem.kind, plan.direction
+    op, direction = problem.op, plan.direction
     parts: dict[str, Callable[[Terms], Microseconds]] = {
-        "unfused": lambda t: plan_us(kind, UNFUSED, t),
-        "  collective": lambda t: collective_us(kind, t),
+        "unfused": lambda t: plan_us(op, UNFUSED, t),
+        "  collective": lambda t: collective_us(op, t),
         "  matmul": matmul_us,
-        str(plan): lambda _: predict(problem, plan, machine),
+        str(plan): lambda _: predict(problem, plan, architecture),
         "  entry": lambda t: t.entry,
-        "  one step": lambda t: step_us(kind, t),
+        "  one step": lambda t: step_us(op, t),
         "  one transfer": lambda t: transfer_us(direction, t),
-        "  copies": lambda t: copies_us(kind, direction, t),
+        "  copies": lambda t: copies_us(op, direction, t),
     }
-    values, names = terms(problem, plan, machine), named_terms()
+    values, names = terms(problem, plan, architecture.machine), named_terms()
     lines = []
     for name, part in parts.items():
         time = part(values)

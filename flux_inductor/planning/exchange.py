@@ -30,8 +30,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import Plan, PlanTable, parse_plan
-from flux_inductor.planning.problem import Kind, Problem, Size
+from flux_inductor.planning.problem import Problem, Size
 from flux_inductor.planning.topology import Device
 
 ANY = "*"
@@ -172,37 +173,25 @@ def size_text(size: Size) -> str:
     return str(size) if isinstance(size, int) else ANY
 
 
-def gather_moves(elements: Size, dtype: str) -> str:
-    return f"all_gather {size_text(elements)} {dtype}"
-
-
-def scatter_moves(elements: Size, dtype: str, reduce_op: str) -> str:
-    return f"reduce_scatter {reduce_op} {size_text(elements)} {dtype}"
+def moves_text(collective: str, elements: Size, dtype: str) -> str:
+    """Of a collective, such as "all_gather" or "reduce_scatter sum", with so many elements as its input."""
+    return f"{collective} {size_text(elements)} {dtype}"
 
 
 def geometry(problem: Problem) -> str:
     """Of what is moved: one rank's shard of a gather, the whole product of a scatter."""
-    third = problem.depth if problem.kind == "all_gather_matmul" else problem.columns[0]
-    sizes = " ".join(map(size_text, (problem.strips, problem.rows, third)))
+    width = problem.op.moved_width(problem)
+    sizes = " ".join(map(size_text, (problem.strips, problem.rows, width)))
     cut = " by columns" if problem.split == "columns" else ""
     result = f" as {problem.result}" if problem.result_dtype != problem.dtype else ""
     return f"{sizes} {problem.dtype}{result}{cut}"
 
 
-def exchange_of(table: PlanTable, kind: Kind, device: Device) -> str:
-    """The part of a plan, or of a table of plans, that all ranks follow. "" if nothing is fused.
-
-    A CUDA scatter's chunks are cut along the order of its tiles, so there it is all but the SMs in reserve,
-    which each rank needs for communication of its own.
-    """
+def exchange_of(table: PlanTable, op: Op, device: Device) -> str:
+    """The part of a plan, or of a table of plans, that all ranks follow. "" if nothing is fused."""
     if not table.fused:
         return ""
-    whole = kind == "matmul_reduce_scatter" and device == "cuda"
-    return str(_each(table, lambda plan: replace(plan, reserve=0) if whole else _bare(plan)))
-
-
-def _bare(plan: Plan) -> Plan:
-    return replace(plan, tile="", sweep=0, width=0, reserve=0)
+    return str(_each(table, lambda plan: op.exchange(plan, device) if plan.fused else plan))
 
 
 def _each(table: PlanTable, change: Callable[[Plan], Plan]) -> PlanTable:
@@ -210,9 +199,9 @@ def _each(table: PlanTable, change: Callable[[Plan], Plan]) -> PlanTable:
 
 
 @lru_cache(maxsize=1024)
-def adopted(own: PlanTable, kind: Kind, device: Device, agreed: str) -> PlanTable:
+def adopted(own: PlanTable, op: Op, device: Device, agreed: str) -> PlanTable:
     """This rank's plan for the exchange that was agreed on: its own, or else one that is fitted anew."""
-    if exchange_of(own, kind, device) == agreed:
+    if exchange_of(own, op, device) == agreed:
         return own
     reserve = max(plan.reserve for _, plan in own.entries)
     return _each(parse_plan(agreed), lambda plan: replace(plan, reserve=reserve) if plan.fused else plan)

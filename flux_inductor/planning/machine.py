@@ -6,8 +6,10 @@ A measurement replaces a default with `dataclasses.replace(CPU, link=Quantity(9.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from flux_inductor.planning.topology import Device
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True)
@@ -72,86 +74,17 @@ class MachineModel:
     granule: Quantity
 
     def __str__(self) -> str:
-        return _listed(self)
+        return listed(self)
 
 
-@dataclass(frozen=True)
-class KernelModel:
-    """Speeds and fixed costs of the persistent CUDA kernels, for timeline.py.
-
-    A tile
-        multiprocessors: of the device.
-        rate: of one multiprocessor, TFLOP/s; traffic: its loss by loads, per (1/m + 1/n) of a tile.
-        last: a last round of which a share f is filled takes f ** last of a round: idle multiprocessors
-            leave their power to the others, but the deepest tile still has its depth.
-        lockstep: share of a round that a reduce_scatter loses where all tiles for peers fit into one, and
-            leave by copies.
-        handover: between the two warpgroups of a pingpong tile, us.
-        sweep: loss by operands that a narrow sweep reads more often, see fit.sweep_loss.
-        epilogue: from the product of a tile of a reduce_scatter to the next one's start, us.
-        addition: from a peer's partials to the stored sum, us.
-        partial: what each further peer's add to it, us.
-    A call
-        launch: from the stream's turn to the first tile's first product, and the last tile's way out, us.
-        fork: of a copy stream, us.
-        host: what the calling thread needs, us: no op of a program without graphs is faster.
-        copy: its further time for a copy and its signal, us.
-    The copy engine
-        chunk, block: fixed cost of a chunk of an all_gather, of a 2-D block of a reduce_scatter, us.
-        notice: from the end of a block's last tile to its turn, us.
-        copies, blocks: rate of their bytes, GB/s.
-        gather_interference, scatter_interference: see MachineModel.
-    Stores of the kernel
-        stores: rate to a peer, GB/s.
-        stall: share of the stores' time that products beside them lose, after the first round.
-        kept: rate of the stores of a gathered tensor that is kept, GB/s.
-        keeping: a piece's way from the gathered tensor to the kept one, us. Small buffers have few under way.
-        kept_interference: what products lose beside them, see MachineModel.
-    Other communication
-        reserve: multiprocessors left to it, where there is any: a GEMM that fills the device holds them to
-            its end, and kernels of NCCL that start meanwhile would wait (rule R2).
-    """
-
-    multiprocessors: Quantity
-    rate: Quantity
-    traffic: Quantity
-    last: Quantity
-    lockstep: Quantity
-    handover: Quantity
-    sweep: Quantity
-    epilogue: Quantity
-    addition: Quantity
-    partial: Quantity
-    launch: Quantity
-    fork: Quantity
-    host: Quantity
-    copy: Quantity
-    chunk: Quantity
-    block: Quantity
-    notice: Quantity
-    copies: Quantity
-    blocks: Quantity
-    gather_interference: Quantity
-    scatter_interference: Quantity
-    stores: Quantity
-    stall: Quantity
-    kept: Quantity
-    keeping: Quantity
-    kept_interference: Quantity
-    reserve: Quantity
-
-    def __str__(self) -> str:
-        return _listed(self)
-
-
-def _listed(model: MachineModel | KernelModel) -> str:
-    """Every quantity on a line of its own."""
+def listed(model: DataclassInstance) -> str:
+    """Every quantity of a model on a line of its own."""
     rows = ((f.name, getattr(model, f.name)) for f in fields(model))
     return "\n".join(f"{name:<21}{q.value:>9g} {q.unit:<8}{q.source}" for name, q in rows)
 
 
 _ONE_CORE = "two gloo ranks on a two-core x86 server, one thread each"
-_H200 = "two H200 GPUs, NVLink, NCCL 2.28, cuBLAS 13.0"
+H200 = "two H200 GPUs, NVLink, NCCL 2.28, cuBLAS 13.0"
 
 CPU = MachineModel(
     bf16=Quantity(0.45, "TFLOP/s", f"torch.mm, {_ONE_CORE}"),
@@ -180,65 +113,27 @@ CPU = MachineModel(
 )
 
 CUDA = MachineModel(
-    bf16=Quantity(790, "TFLOP/s", f"cuBLAS, M = 8192, {_H200}"),
-    fp16=Quantity(790, "TFLOP/s", f"as bf16, {_H200}"),
+    bf16=Quantity(790, "TFLOP/s", f"cuBLAS, M = 8192, {H200}"),
+    fp16=Quantity(790, "TFLOP/s", f"as bf16, {H200}"),
     fp32=Quantity(45, "TFLOP/s", "CUDA cores of a H200, 67 at its best"),
-    memory=Quantity(3500, "GB/s", f"cuBLAS, M = 64, {_H200}"),
-    call=Quantity(5, "us", f"cuBLAS, M = 64, {_H200}"),
+    memory=Quantity(3500, "GB/s", f"cuBLAS, M = 64, {H200}"),
+    call=Quantity(5, "us", f"cuBLAS, M = 64, {H200}"),
     repack=Quantity(0, "us/MB", "weights stay in the L2 cache"),
-    all_gather=Quantity(20, "us", f"0.5 MB, {_H200}"),
-    reduce_scatter=Quantity(20, "us", f"0.5 MB, {_H200}"),
+    all_gather=Quantity(20, "us", f"0.5 MB, {H200}"),
+    reduce_scatter=Quantity(20, "us", f"0.5 MB, {H200}"),
     hop=Quantity(3, "us", "estimate for more than two ranks"),
-    gather=Quantity(240, "GB/s", f"all_gather of 12 to 100 MB, {_H200}"),
-    reduce=Quantity(220, "GB/s", f"reduce_scatter of 12 to 100 MB, {_H200}"),
-    entry=Quantity(40, "us", f"all_gather + matmul, M = 64, {_H200}"),
+    gather=Quantity(240, "GB/s", f"all_gather of 12 to 100 MB, {H200}"),
+    reduce=Quantity(220, "GB/s", f"reduce_scatter of 12 to 100 MB, {H200}"),
+    entry=Quantity(40, "us", f"all_gather + matmul, M = 64, {H200}"),
     step=Quantity(0, "us", "one persistent kernel"),
     calls=Quantity(0, "", "one persistent kernel"),
-    kernel=Quantity(0.97, "", f"prototype kernels, {_H200}"),
-    transfer=Quantity(10, "us", f"copy engine and 4-byte signal copy, {_H200}"),
-    push=Quantity(385, "GB/s", f"copy engine, {_H200}"),
-    pull=Quantity(365, "GB/s", f"copy engine, {_H200}"),
+    kernel=Quantity(0.97, "", f"prototype kernels, {H200}"),
+    transfer=Quantity(10, "us", f"copy engine and 4-byte signal copy, {H200}"),
+    push=Quantity(385, "GB/s", f"copy engine, {H200}"),
+    pull=Quantity(365, "GB/s", f"copy engine, {H200}"),
     copy=Quantity(1600, "GB/s", "device-to-device copy, reads and writes"),
-    interference=Quantity(0.03, "", f"a large GEMM beside a 128 MB copy: 0 to 7 %, {_H200}"),
+    interference=Quantity(0.03, "", f"a large GEMM beside a 128 MB copy: 0 to 7 %, {H200}"),
     margin=Quantity(0.03, "", "noise of a benchmark"),
-    least_gain=Quantity(15, "us", f"error of the unfused prediction, M = 64, {_H200}"),
+    least_gain=Quantity(15, "us", f"error of the unfused prediction, M = 64, {H200}"),
     granule=Quantity(128, "rows", "rows of a common tile"),
 )
-
-_ALONE = f"fitted to the kernels alone, {_H200}"
-_FUSED = f"fitted to the fused kernels, {_H200}"
-_KERNELS = f"fitted to many plans of a shape, plans.json, {_H200}"
-_ENGINE = f"fitted to whole calls of two processes, plans.json, {_H200}"
-_ESTIMATE = "estimate, to be measured"
-
-KERNEL = KernelModel(
-    multiprocessors=Quantity(132, "", "H100, H200"),
-    rate=Quantity(7.08, "TFLOP/s", _ALONE),
-    traffic=Quantity(13.1, "", _ALONE),
-    last=Quantity(0.1, "", _ALONE),
-    lockstep=Quantity(0.065, "", _ENGINE),
-    handover=Quantity(0.7, "us", _ENGINE),
-    sweep=Quantity(0.02, "", _KERNELS),
-    epilogue=Quantity(0.39, "us", _ENGINE),
-    addition=Quantity(1.7, "us", _ENGINE),
-    partial=Quantity(2.2, "us", "estimate, to be measured: 64 KB at a share of the memory's rate"),
-    launch=Quantity(8.3, "us", _ALONE),
-    fork=Quantity(1.2, "us", _FUSED),
-    host=Quantity(26, "us", "a gather of one chunk by name, 30 us with its copy; torch.mm there: 17 us"),
-    copy=Quantity(4.2, "us", "two asynchronous copies, host of two H200"),
-    chunk=Quantity(5, "us", _ENGINE),
-    block=Quantity(5, "us", _ENGINE),
-    notice=Quantity(15, "us", _ENGINE),
-    copies=Quantity(350, "GB/s", _ENGINE),
-    blocks=Quantity(347, "GB/s", _ENGINE),
-    gather_interference=Quantity(0.07, "", _ENGINE),
-    scatter_interference=Quantity(0.117, "", _ENGINE),
-    stores=Quantity(414, "GB/s", _ENGINE),
-    stall=Quantity(0.093, "", _ENGINE),
-    kept=Quantity(600, "GB/s", _ESTIMATE),
-    keeping=Quantity(0.97, "us", "256x160 tiles keeping 134 MB in 550 us, one H200"),
-    kept_interference=Quantity(0.06, "", _ENGINE),
-    reserve=Quantity(8, "", _ESTIMATE),
-)
-
-MACHINES: dict[Device, MachineModel] = {"cpu": CPU, "cuda": CUDA}

@@ -16,24 +16,17 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
-from flux_inductor.planning.problem import Kind
+from flux_inductor.planning.tile import TILE, Tile
 from flux_inductor.planning.topology import Device
+
+if TYPE_CHECKING:
+    from flux_inductor.planning.ops.op import Op
 
 Route: TypeAlias = Literal["unfused", "mesh"]
 Direction: TypeAlias = Literal["push", "pull", "store"]
 
-# What the engine of a device can do. On CUDA a pull would need a signal that a copy engine fetches from its
-# owner; and only a kernel that makes partials can store them where they belong.
-DIRECTIONS: dict[tuple[Device, Kind], tuple[Direction, ...]] = {
-    ("cpu", "all_gather_matmul"): ("push", "pull"),
-    ("cpu", "matmul_reduce_scatter"): ("push", "pull"),
-    ("cuda", "all_gather_matmul"): ("push",),
-    ("cuda", "matmul_reduce_scatter"): ("push", "store"),
-}
-
-_TILE = re.compile(r"[1-9]\d*x[1-9]\d*x[1-9]\d*/[1-9]\d*x[1-9]\d*(/pingpong)?", re.ASCII)
 _COUNT = re.compile(r"[1-9]\d*", re.ASCII)
 _SEVERAL = re.compile(r"[2-9]|[1-9]\d+", re.ASCII)
 _BOUND = re.compile(r"m<=([1-9]\d*)", re.ASCII)
@@ -50,8 +43,7 @@ class Plan:
         chunk: rows (or columns) of a shard that one transfer moves, or that one signal announces; the last
             may be shorter. On CUDA a matmul_reduce_scatter counts the rows of all strips together, and they
             are those of one sweep: where a plan names a sweep, that counts.
-        tile: rows x columns x depth / cluster of a CUDA thread block; "": the engine has no tiles, or
-            chooses one when it knows the sizes (see tiles.py).
+        tile: of a CUDA thread block; None: the engine has no tiles, or chooses one when it knows the sizes.
         sweep: rows of clusters that a CUDA kernel sweeps together along the columns; 0: likewise.
         width: columns of the product in a chunk of a CUDA matmul_reduce_scatter, whose chunks are blocks of
             the kernel's own order; 0: likewise.
@@ -64,7 +56,7 @@ class Plan:
     route: Route
     direction: Direction = "push"
     chunk: int = 0
-    tile: str = ""
+    tile: Tile | None = None
     sweep: int = 0
     width: int = 0
     reserve: int = 0
@@ -75,16 +67,21 @@ class Plan:
         assert self.route in get_args(Route), self.route
         assert self.direction in get_args(Direction), self.direction
         if self.route == "unfused":
-            assert (self.direction, self.chunk, self.tile) == ("push", 0, ""), self
+            assert (self.direction, self.chunk, self.tile) == ("push", 0, None), self
             assert not any((self.sweep, self.width, self.reserve, self.last, self.slices)), self
         else:
             assert self.slices != 1, self
             assert self.chunk >= 1, self.chunk
-            assert not self.tile or _TILE.fullmatch(self.tile), self.tile
 
     @property
     def fused(self) -> bool:
         return self.route != "unfused"
+
+    @property
+    def kernel_tile(self) -> Tile:
+        """The tile of a plan that was completed for a CUDA kernel."""
+        assert self.tile is not None, self
+        return self.tile
 
     def __str__(self) -> str:
         if not self.fused:
@@ -99,7 +96,7 @@ _TOKENS = {
     "last": (_COUNT, "<rows>"),
     "slices": (_SEVERAL, "<2 or more>"),
     "width": (_COUNT, "<columns>"),
-    "tile": (_TILE, "<MxNxK/cluster>"),
+    "tile": (TILE, "<MxNxK/cluster>"),
     "sweep": (_COUNT, "<rows of clusters>"),
     "reserve": (_COUNT, "<multiprocessors>"),
 }
@@ -107,7 +104,7 @@ _TOKENS = {
 UNFUSED = Plan("unfused")
 
 
-def check_plan(plan: Plan, kind: Kind, device: Device) -> None:
+def check_plan(plan: Plan, op: Op, device: Device) -> None:
     """Whether the engine of a device can run the plan.
 
     Raises:
@@ -115,17 +112,17 @@ def check_plan(plan: Plan, kind: Kind, device: Device) -> None:
     """
     if not plan.fused:
         return
-    valid = DIRECTIONS[device, kind]
+    valid = op.directions[device]
     if plan.direction not in valid:
         raise ValueError(
-            f"plan '{plan}': {kind} on {device} cannot {plan.direction!r}; valid: {', '.join(valid)}"
+            f"plan '{plan}': {op.name} on {device} cannot {plan.direction!r}; valid: {', '.join(valid)}"
         )
     if plan.reserve and device != "cuda":
         raise ValueError(f"plan '{plan}': only CUDA kernels leave multiprocessors alone; remove 'reserve='")
     for key in ("last", "slices"):
-        if getattr(plan, key) and (kind, device) != ("all_gather_matmul", "cuda"):
+        if getattr(plan, key) and not (op.collective_first and device == "cuda"):
             raise ValueError(
-                f"plan '{plan}': the chunks of a {kind} on {device} are all alike; remove '{key}='"
+                f"plan '{plan}': the chunks of a {op.name} on {device} are all alike; remove '{key}='"
             )
 
 
@@ -228,4 +225,5 @@ def _parse_one(part: str, text: str) -> Plan:
     if "chunk" not in fields:
         raise ValueError(f"plan {text!r}: chunk is missing; add for example chunk=64")
     counts = {key: int(value) for key, value in fields.items() if key != "tile"}
-    return Plan(cast(Route, route), cast(Direction, direction), tile=fields.get("tile", ""), **counts)
+    tile = Tile.parse(fields["tile"]) if "tile" in fields else None
+    return Plan(cast(Route, route), cast(Direction, direction), tile=tile, **counts)

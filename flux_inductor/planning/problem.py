@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import sympy
 
-Kind: TypeAlias = Literal["all_gather_matmul", "matmul_reduce_scatter"]
+if TYPE_CHECKING:
+    from flux_inductor.planning.ops.op import Op
+
 Split: TypeAlias = Literal["rows", "columns"]
 Size: TypeAlias = int | sympy.Expr
 Layout: TypeAlias = Literal["k_major", "n_major"]
@@ -24,6 +26,7 @@ class Problem:
     of columns instead, and `rows` counts all rows of x.
 
     Args:
+        op: the fused op that would compute it.
         world: ranks of the group.
         columns: N of each weight on this rank; exactly one (the whole N) for matmul_reduce_scatter.
         depth: K on this rank.
@@ -34,7 +37,7 @@ class Problem:
         layout: "k_major" if every weight [K, N] lies column by column, as in x @ W.t(), else "n_major".
     """
 
-    kind: Kind
+    op: Op
     world: int
     strips: Size
     rows: Size
@@ -58,13 +61,7 @@ class Problem:
         if self.result == self.dtype:
             object.__setattr__(self, "result", "")
         assert self.columns
-        if self.kind == "all_gather_matmul":
-            assert self.split == "rows"
-            assert not self.addend
-            assert not self.result, self.result
-        else:
-            assert len(self.columns) == 1, self.columns
-            assert not self.return_gathered
+        self.op.check(self)
         if self.split == "columns" and isinstance(self.columns[0], int):
             assert self.columns[0] % self.world == 0, (self.columns, self.world)
 
@@ -105,10 +102,7 @@ class Problem:
     @property
     def shard_bytes(self) -> Size:
         """Bytes that one rank sends to one peer."""
-        if self.kind == "all_gather_matmul":
-            return self.strips * self.rows * self.depth * self.itemsize
-        other = self.rows if self.split == "columns" else self.columns[0]
-        return self.strips * self.extent * other * self.result_itemsize
+        return self.op.shard_bytes(self)
 
     @property
     def moved_bytes(self) -> Size:

@@ -1,9 +1,9 @@
 """The CPU engine's schedule: which chunk moves when, and which is multiplied when, on every rank.
 
 Contract
-    A schedule is a pure function of (kind, world, extent, plan), so every rank knows its peers' without
+    A schedule is a pure function of (op, world, extent, plan), so every rank knows its peers' without
     asking. It says two orders a rank: `transfers`, in which the rank's one transfer engine moves chunks, and
-    `steps`, in which they are multiplied. An engine adds the waits, which follow from the kind alone:
+    `steps`, in which they are multiplied. An engine adds the waits, which follow from the op alone:
       all_gather_matmul      a step of a peer's chunk waits until that chunk has arrived.
       matmul_reduce_scatter  a transfer waits until its source has multiplied the chunk; a step of an own
                              chunk, which adds the partials up, waits until every peer's has arrived.
@@ -42,9 +42,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from flux_inductor._core import GatherSchedule, ScatterSchedule, cut_rows
+from flux_inductor._core import cut_rows
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import Plan
-from flux_inductor.planning.problem import Kind
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Schedule:
         extent: of a shard, which its chunks cover.
     """
 
-    kind: Kind
+    op: Op
     world: int
     extent: int
     ranks: tuple[RankSchedule, ...]
@@ -96,7 +96,7 @@ def cut(owner: int, extent: int, chunk: int) -> tuple[Chunk, ...]:
 
 
 @lru_cache(maxsize=1024)
-def rank_schedule(kind: Kind, world: int, rank: int, extent: int, plan: Plan) -> RankSchedule:
+def rank_schedule(op: Op, world: int, rank: int, extent: int, plan: Plan) -> RankSchedule:
     """The orders of one rank.
 
     Args:
@@ -109,46 +109,34 @@ def rank_schedule(kind: Kind, world: int, rank: int, extent: int, plan: Plan) ->
     if extent == 0:
         return RankSchedule((), ())
     chunk = min(plan.chunk, extent)
-    tile = (chunk, 1, 1, 1)
-    if kind == "all_gather_matmul":
-        gather = GatherSchedule(world, rank, 1, extent, 1, 1, tile, 1, chunk)
-        places = [(part, m) for ((part, _, m, _, _),) in gather.clusters()]
-        targets = [peer for peer, *_ in gather.copies()]
-    else:
-        scatter = ScatterSchedule(world, rank, 1, extent, 1, tile, 1, 1)
-        places = [(part, m) for ((part, _, m, _, _),) in scatter.clusters(1)]
-        targets = [part for part, *_ in scatter.chunks()]
+    places, targets = op.orders(world, rank, extent, chunk)
     shards = [cut(owner, extent, chunk) for owner in range(world)]
     steps = tuple(shards[part][index] for part, index in places)
-    targets = list(dict.fromkeys(targets))
     transfers = [
         Transfer(source, target, each)
-        for source, target, owner in _ways(kind, world, rank, targets, plan.direction == "push")
-        for each in shards[owner]
+        for source, target in _ways(world, rank, list(dict.fromkeys(targets)), plan.direction == "push")
+        for each in shards[op.owner(source, target)]
     ]
     return RankSchedule(tuple(transfers), steps)
 
 
-def _ways(kind: Kind, world: int, rank: int, targets: list[int], push: bool) -> list[tuple[int, int, int]]:
-    """(source, target, owner of what moves) by phase.
+def _ways(world: int, rank: int, targets: list[int], push: bool) -> list[tuple[int, int]]:
+    """(source, target) by phase.
 
     Args:
         targets: to whom the rank pushes, in this order. Whoever pulls has the other half of the same phases:
             who would push to it in each.
     """
     if push:
-        ways = [(rank, target) for target in targets]
-    else:
-        ways = [((2 * rank - target) % world, rank) for target in targets]
-    gather = kind == "all_gather_matmul"
-    return [(source, target, source if gather else target) for source, target in ways]
+        return [(rank, target) for target in targets]
+    return [((2 * rank - target) % world, rank) for target in targets]
 
 
-def schedule(kind: Kind, world: int, extent: int, plan: Plan) -> Schedule:
+def schedule(op: Op, world: int, extent: int, plan: Plan) -> Schedule:
     """The orders of all ranks; arguments as for `rank_schedule`."""
     return Schedule(
-        kind=kind,
+        op=op,
         world=world,
         extent=extent,
-        ranks=tuple(rank_schedule(kind, world, rank, extent, plan) for rank in range(world)),
+        ranks=tuple(rank_schedule(op, world, rank, extent, plan) for rank in range(world)),
     )

@@ -12,37 +12,24 @@ from typing import Literal, TypeAlias
 
 import sympy
 
+from flux_inductor.planning.architecture import Architecture
+from flux_inductor.planning.architectures import ARCHITECTURES, check_reserve
 from flux_inductor.planning.cost import predict
-from flux_inductor.planning.fit import fitted, op_us
-from flux_inductor.planning.machine import KERNEL, MACHINES, MachineModel
-from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, Plan, PlanTable, single
-from flux_inductor.planning.problem import Layout, Problem, Size
+from flux_inductor.planning.installed import Installed
+from flux_inductor.planning.machine import MachineModel
+from flux_inductor.planning.plan import UNFUSED, Plan, PlanTable, single
+from flux_inductor.planning.problem import Problem, Size
 from flux_inductor.planning.table import MOST_ROWS, SizesOfM, table_by_m
-from flux_inductor.planning.tiles import MOST_RESERVE, kernel_limit, menu_of
 from flux_inductor.planning.topology import Device, Topology
-from flux_inductor.planning.uneven import uneven
 
 Mode: TypeAlias = Literal["auto", "always", "never"]
 
 MODES: tuple[Mode, ...] = ("auto", "always", "never")
 
-# Devices on which an engine executes fused plans; the runtime adds those that this installation has.
-_engines: set[Device] = {"cpu"}
-# Dtypes and layouts of weights that an engine was compiled for; a device that is not here takes all.
-Variant: TypeAlias = tuple[str, Layout]
-_variants: dict[Device, frozenset[Variant]] = {}
 NO_ENGINE: dict[Device, str] = {
     "cpu": "no engine here executes fused ops on the CPU",
     "cuda": "the package was built without CUDA kernels",
 }
-# Such kernels are built, and tests/gpu/test_fp32_sums.py calls them with plans by hand.
-UNPROVEN = "the kernels that sum partial products in fp32 have not been proven on a GPU yet"
-# A shard is cut into at most this many chunks: beyond, only fixed costs grow.
-MOST_CHUNKS = 32
-# Rows of the largest chunk of a CUDA plan for unknown M, but for a whole shard.
-LARGE_CHUNK = 8192
-# Transfers of one CUDA matmul_reduce_scatter, about, where more and fewer cost the same.
-TRANSFERS = 8
 # Stands for an unknown number of strips (a batch, say) beside unknown rows.
 TYPICAL_STRIPS = 8
 # Stands for an unknown N or K when everything must be fused.
@@ -80,8 +67,8 @@ def choose(
     topology: Topology,
     mode: Mode = "auto",
     *,
+    installed: Installed,
     reserve: int | None = None,
-    engines: Collection[Device] | None = None,
 ) -> Decision:
     """The fastest plan for `problem` among the ranks of `topology`.
 
@@ -94,9 +81,8 @@ def choose(
             "never" nothing.
         reserve: multiprocessors that CUDA kernels leave to other communication; None: some where the topology
             says that there is other communication.
-        engines: devices on which an engine executes fused plans; None: those of this installation. On any
-            other the decision is unfused and says so, whatever the mode: a fused op never runs on the
-            reference engine unasked.
+        installed: the engines that there are. On another device the decision is unfused and says so,
+            whatever the mode: a fused op never runs on the reference engine unasked.
 
     Raises:
         ValueError: an unknown mode, or a `reserve` that leaves no room.
@@ -106,37 +92,14 @@ def choose(
     if reserve is not None:
         check_reserve(reserve)
     kept_free = reserve_of(topology) if reserve is None else reserve
-    if topology.device != "cuda":
+    if not ARCHITECTURES[topology.device].most_reserve:
         kept_free = 0
-    if engines is not None:
-        return _choose(problem, topology, mode, kept_free, frozenset(engines), None)
-    variants = _variants.get(topology.device)
-    return _choose(problem, topology, mode, kept_free, frozenset(_engines), variants)
+    return _choose(problem, topology, mode, kept_free, installed)
 
 
 def reserve_of(topology: Topology) -> int:
     """Multiprocessors that kernels leave to other communication, unless the user says otherwise."""
-    return int(KERNEL.reserve.value) if topology.shared else 0
-
-
-def check_reserve(reserve: int) -> None:
-    """ValueError for a number of multiprocessors that no kernel can leave alone."""
-    if not 0 <= reserve <= MOST_RESERVE:
-        raise ValueError(
-            f"reserve_multiprocessors={reserve} is out of range: a kernel can leave 0 to {MOST_RESERVE} of "
-            f"the device's {int(KERNEL.multiprocessors.value)} multiprocessors to other communication"
-        )
-
-
-def add_engine(device: Device, variants: Collection[Variant]) -> None:
-    """Tells that this installation has an engine for a device, and what its kernels were compiled for."""
-    _engines.add(device)
-    _variants[device] = frozenset(variants)
-
-
-def engines() -> tuple[str, ...]:
-    """Devices on which fused plans are executed, each with its variants, in alphabetical order."""
-    return tuple(f"{device} {sorted(_variants.get(device, ()))}" for device in sorted(_engines))
+    return ARCHITECTURES[topology.device].reserve if topology.shared else 0
 
 
 @lru_cache(maxsize=4096)
@@ -145,10 +108,9 @@ def _choose(
     topology: Topology,
     mode: Mode,
     reserve: int,
-    engines: frozenset[Device],
-    variants: frozenset[Variant] | None,
+    installed: Installed,
 ) -> Decision:
-    obstacle = _obstacle(problem, topology, mode, engines, variants)
+    obstacle = _obstacle(problem, topology, mode, installed)
     if obstacle is not None:
         code, reason = obstacle
         return Decision(single(UNFUSED), False, None, None, code, reason)
@@ -157,19 +119,18 @@ def _choose(
         reason = f"size {unknown} of N or K is unknown until the program runs"
         return Decision(single(UNFUSED), False, None, None, "unknown-size", reason)
     settled = priced(_settle(problem))
-    machine = MACHINES[topology.device]
+    architecture = ARCHITECTURES[topology.device]
     plans = candidates(settled, topology.device, reserve)
     if settled.symbols:
-        return _decide_by_m(settled, mode, machine, plans)
-    return _decide(settled, mode, machine, plans)
+        return _decide_by_m(settled, mode, architecture, plans)
+    return _decide(settled, mode, architecture, plans)
 
 
 def _obstacle(
     problem: Problem,
     topology: Topology,
     mode: Mode,
-    engines: frozenset[Device],
-    variants: frozenset[Variant] | None,
+    installed: Installed,
 ) -> tuple[str, str] | None:
     """(code, reason) why nothing may be fused, whatever it would gain."""
     if mode == "never":
@@ -189,12 +150,10 @@ def _obstacle(
         return "no-schedule", f"no schedule yet for a group that spans {topology.nodes} nodes ({what})"
     if topology.link == "pcie":
         return "no-schedule", "no schedule yet for PCIe links, which want a ring"
-    if topology.device not in engines:
+    if not installed.executes(topology.device):
         return "no-engine", NO_ENGINE[topology.device]
-    limit = kernel_limit(problem) if topology.device == "cuda" else ""
-    if topology.device == "cuda" and problem.result:
-        limit = limit or UNPROVEN
-    if not limit and variants is not None and (problem.dtype, problem.layout) not in variants:
+    limit = ARCHITECTURES[topology.device].limit(problem)
+    if not limit and not installed.has_kernel(topology.device, problem):
         written = "x @ W.t()" if problem.layout == "k_major" else "x @ W"
         limit = f"no kernel was compiled for {problem.dtype} and weights that lie as in {written}"
     return ("kernel", limit) if limit else None
@@ -230,47 +189,25 @@ def priced(problem: Problem) -> Problem:
         assert isinstance(size, int), size
         return -(-size // PRICED) * PRICED
 
-    if problem.kind == "all_gather_matmul":
-        return replace(problem, columns=tuple(map(up, problem.columns)))
-    return replace(problem, depth=up(problem.depth))
+    return problem.op.priced(problem, up)
 
 
 def candidates(problem: Problem, device: Device, reserve: int = 0) -> tuple[Plan, ...]:
     """Every fused plan that is legal for the problem; of those that the model finds equal, the best first."""
+    architecture = ARCHITECTURES[device]
+    sizes = architecture.chunks(problem)
     plans = [
         Plan("mesh", direction, chunk, reserve=reserve)
-        for direction in DIRECTIONS[device, problem.kind]
-        for chunk in _chunks(problem, device)[: 1 if direction == "store" else None]
+        for direction in problem.op.directions[device]
+        # Stores of a kernel are cut by it, whatever a plan says before it is completed.
+        for chunk in (sizes[:1] if direction == "store" else sizes)
     ]
-    if device == "cuda" and not problem.symbols:
-        # Different cuts may come out alike, since chunks follow the tiles.
-        menu = menu_of(problem)
-        plans = list(dict.fromkeys(fitted(problem, plan, menu) for plan in plans))
-        plans += uneven(problem, min(plans, key=lambda plan: op_us(problem, plan)), menu)
-    return tuple(plans)
+    return architecture.completed(problem, plans)
 
 
-def _chunks(problem: Problem, device: Device) -> list[int]:
-    """Sizes of chunks. Stores of a kernel are cut by it, whatever a plan says before it is fitted."""
-    granule = int(MACHINES[device].granule.value)
-    extent = problem.extent
-    if not isinstance(extent, int):
-        # Any size may come: powers of two up to one shard of the table's largest product.
-        powers = [granule << power for power in reversed(range((MOST_ROWS // granule).bit_length()))]
-        # On CUDA each takes a while to price, and chunks of more rows than this are as good as whole shards.
-        return powers if device == "cpu" else [powers[0], *(size for size in powers if size <= LARGE_CHUNK)]
-    sizes = {-(-extent // (1 << power)) for power in range(MOST_CHUNKS.bit_length())}
-    # A part of a shard holds whole granules; what rounding makes larger than a shard is the shard.
-    largest_first = sorted({min(-(-size // granule) * granule, extent) for size in sizes}, reverse=True)
-    if device == "cuda" and problem.kind == "matmul_reduce_scatter":
-        # Measured never slower than fewer, where the model sees no difference.
-        return sorted(largest_first, key=lambda size: abs((problem.world - 1) * extent / size - TRANSFERS))
-    return largest_first
-
-
-def _fastest(problem: Problem, plans: Collection[Plan], machine: MachineModel) -> tuple[float, Plan]:
+def _fastest(problem: Problem, plans: Collection[Plan], architecture: Architecture) -> tuple[float, Plan]:
     """Microseconds and plan; of equals, the first."""
-    timed = ((predict(problem, plan, machine), plan) for plan in plans)
+    timed = ((predict(problem, plan, architecture), plan) for plan in plans)
     return min(timed, key=lambda pair: pair[0])
 
 
@@ -288,33 +225,35 @@ def _asked(machine: MachineModel) -> str:
     return f"a gain of {machine.margin.value:.0%}{least} or more"
 
 
-def _decide(problem: Problem, mode: Mode, machine: MachineModel, fused: tuple[Plan, ...]) -> Decision:
-    fused_us, plan = _fastest(problem, fused, machine)
-    unfused_us = predict(problem, UNFUSED, machine)
+def _decide(problem: Problem, mode: Mode, architecture: Architecture, fused: tuple[Plan, ...]) -> Decision:
+    fused_us, plan = _fastest(problem, fused, architecture)
+    unfused_us = predict(problem, UNFUSED, architecture)
     figures = _figures(fused_us, unfused_us)
     if mode == "always":
         return Decision(single(plan), True, fused_us, unfused_us, "", f"strategy is 'always'; {figures}")
-    if fused_us > worth_us(unfused_us, machine):
-        reason = f"{figures}; {_asked(machine)} is asked for"
+    if fused_us > worth_us(unfused_us, architecture.machine):
+        reason = f"{figures}; {_asked(architecture.machine)} is asked for"
         return Decision(single(UNFUSED), False, fused_us, unfused_us, "not-profitable", reason)
     return Decision(single(plan), True, fused_us, unfused_us, "", figures)
 
 
-def _decide_by_m(problem: Problem, mode: Mode, machine: MachineModel, fused: tuple[Plan, ...]) -> Decision:
+def _decide_by_m(
+    problem: Problem, mode: Mode, architecture: Architecture, fused: tuple[Plan, ...]
+) -> Decision:
     sizes = SizesOfM(problem)
     # Of equals the first wins. Unfused is handicapped, so that a plan must beat it by the margin.
     plans = fused if mode == "always" else (UNFUSED, *fused)
 
     def time(concrete: Problem, plan: Plan) -> float:
-        predicted = float(predict(concrete, plan, machine))
-        return predicted if plan.fused or mode == "always" else worth_us(predicted, machine)
+        predicted = float(predict(concrete, plan, architecture))
+        return predicted if plan.fused or mode == "always" else worth_us(predicted, architecture.machine)
 
     table = table_by_m(sizes, plans, time)
     told = sizes.problem(_number_to_tell(sizes, table))
-    fused_us, unfused_us = _fastest(told, fused, machine)[0], predict(told, UNFUSED, machine)
+    fused_us, unfused_us = _fastest(told, fused, architecture)[0], predict(told, UNFUSED, architecture)
     figures = f"at M={told.m}: {_figures(fused_us, unfused_us)}"
     if not table.fused:
-        reason = f"no M up to {MOST_ROWS} has {_asked(machine)}; {figures}"
+        reason = f"no M up to {MOST_ROWS} has {_asked(architecture.machine)}; {figures}"
         return Decision(table, False, fused_us, unfused_us, "not-profitable", reason)
     asked = "strategy is 'always'" if mode == "always" else "by ranges of M"
     return Decision(table, True, fused_us, unfused_us, "", f"{asked}; {figures}")

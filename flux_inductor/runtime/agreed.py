@@ -9,9 +9,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from flux_inductor.planning.exchange import Site, adopted, digest_of, exchange_of, geometry
+from flux_inductor.planning.exchange import Site, adopted, digest_of, exchange_of, geometry, moves_text
+from flux_inductor.planning.ops.call import Call
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import UNFUSED, PlanTable, single
-from flux_inductor.planning.problem import Kind, Problem
 from flux_inductor.planning.topology import Device
 from flux_inductor.runtime.agreement import Agreement, CallAgreement
 from flux_inductor.runtime.engine import engine_choice
@@ -51,7 +52,7 @@ def captures(device: str) -> bool:
     return device == "cuda" and _capturing()
 
 
-def agree_on_place(table: PlanTable, kind: Kind, place: str, group: str, device: str) -> Agreed:
+def agree_on_place(table: PlanTable, op: Op, place: str, group: str, device: str) -> Agreed:
     """For an op of a compiled graph. Calls by hand, which have no place and a plan of their own, keep that.
 
     Raises:
@@ -63,10 +64,10 @@ def agree_on_place(table: PlanTable, kind: Kind, place: str, group: str, device:
     verdict = agreement.verdict(place, captures(device))
     if not verdict.fused:
         return Agreed(single(UNFUSED))
-    return Agreed(adopted(table, kind, cast(Device, device), verdict.plan))
+    return Agreed(adopted(table, op, cast(Device, device), verdict.plan))
 
 
-def agree_on_call(problem: Problem, table: PlanTable, moves: str, group: str, device: str) -> Agreed:
+def agree_on_call(call: Call, table: PlanTable, group: str, device: str) -> Agreed:
     """For a call whose plan is chosen when it runs: it stands for itself.
 
     All that this rank alone sees of it tells it from others: they may meet other calls elsewhere.
@@ -77,7 +78,8 @@ def agree_on_call(problem: Problem, table: PlanTable, moves: str, group: str, de
     agreement = state_of(group, CallAgreement)
     if agreement.alone or _reference():
         return Agreed(table)
-    exchange = exchange_of(table, problem.kind, cast(Device, device))
+    exchange = exchange_of(table, call.op, cast(Device, device))
+    problem, moves = call.problem, moves_text(*call.moves)
     text = str(Site(moves, geometry(problem), exchange) if exchange else Site(moves))
     digest = digest_of(f"{problem} {table}\n{text}")
 
@@ -90,7 +92,7 @@ def agree_on_call(problem: Problem, table: PlanTable, moves: str, group: str, de
     verdict = agreement.verdict(f"{digest}/0", captures(device))
     if not verdict.fused:
         return Agreed(single(UNFUSED), count=count)
-    return Agreed(adopted(table, problem.kind, cast(Device, device), verdict.plan), count)
+    return Agreed(adopted(table, call.op, cast(Device, device), verdict.plan), count)
 
 
 def _reference() -> bool:

@@ -6,25 +6,18 @@ the host. They are made once for each set of shapes, strides, dtypes, devices an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from flux_inductor import _core
-from flux_inductor.planning.plan import Plan
 
-GatherRun: TypeAlias = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor | None]], list[Tensor]]
-ScatterRun: TypeAlias = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
-Run = TypeVar("Run")
-Value = TypeVar("Value")
-OfGather = TypeVar("OfGather")
-OfScatter = TypeVar("OfScatter")
+Run: TypeAlias = Callable[..., Any]  # takes the operands of an op, gives its results
 
-REMEMBERED = 1024  # calls of one op and group; dynamic shapes bring many
+REMEMBERED = 1024  # calls of one group; dynamic shapes bring many
 
 
 # What bound calls depend on: of each operand (a tensor, a list of tensors, or None) the shape, strides, dtype
@@ -41,7 +34,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundCall(Generic[Run]):
+class BoundCall:
     """A call that lacks its tensors.
 
     Args:
@@ -53,91 +46,21 @@ class BoundCall(Generic[Run]):
     run: Run
 
 
-class Executes(Protocol):
-    """Executes the ops under one plan, at once. Arguments are the ops' own (see ops.py), checked before."""
-
-    def all_gather_matmul(
-        self,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        biases: Sequence[Tensor | None],
-        group: str,
-        plan: Plan,
-        gather_dim: int,
-        return_gathered: bool,
-    ) -> list[Tensor]: ...
-
-    def matmul_reduce_scatter(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        addend: Tensor | None,
-        group: str,
-        plan: Plan,
-        scatter_dim: int,
-        reduce_op: str,
-        scale: float,
-        out_dtype: torch.dtype | None = None,
-    ) -> Tensor: ...
-
-
-class Remembered(Generic[OfGather, OfScatter]):
-    """Of the calls of one process group. See `groups.GroupState`: it goes when the group goes."""
+class BoundCalls:
+    """The calls of one process group. See `groups.GroupState`: it goes when the group goes."""
 
     # Calls that this rank has refused before an engine began them. Part of what ranks compare (rule R9).
     refused = 0
 
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
-        self.gathers: dict[Hashable, OfGather] = {}
-        self.scatters: dict[Hashable, OfScatter] = {}
+        self.known: dict[Hashable, BoundCall] = {}
 
     def close(self) -> None:
-        self.gathers.clear()
-        self.scatters.clear()
+        self.known.clear()
 
 
-class BoundCalls(Remembered[BoundCall[GatherRun], BoundCall[ScatterRun]]):
-    """The calls of one process group."""
-
-
-def remember(known: dict[Hashable, Value], key: Hashable, value: Value) -> None:
+def remember(known: dict[Hashable, BoundCall], key: Hashable, value: BoundCall) -> None:
     """Adds what is known of a call. All is forgotten when it is too much: to make it again costs little."""
     if len(known) >= REMEMBERED:
         known.clear()
     known[key] = value
-
-
-class PreparesNothing:
-    """For engines whose calls have no parts that could be made before."""
-
-    def bind_gather(
-        self: Executes,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        biases: Sequence[Tensor | None],
-        group: str,
-        plan: Plan,
-        gather_dim: int,
-        return_gathered: bool,
-    ) -> GatherRun:
-        return lambda x, weights, biases: self.all_gather_matmul(
-            x, weights, biases, group, plan, gather_dim, return_gathered
-        )
-
-    def bind_scatter(
-        self: Executes,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        addend: Tensor | None,
-        group: str,
-        plan: Plan,
-        scatter_dim: int,
-        reduce_op: str,
-        scale: float,
-        out_dtype: torch.dtype | None = None,
-    ) -> ScatterRun:
-        return lambda x, weight, bias, addend: self.matmul_reduce_scatter(
-            x, weight, bias, addend, group, plan, scatter_dim, reduce_op, scale, out_dtype
-        )

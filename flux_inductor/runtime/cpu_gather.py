@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from flux_inductor.planning.ops.all_gather_matmul import ALL_GATHER_MATMUL, GatherCall
 from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import trace
 from flux_inductor.runtime.cpu_call import Call
 from flux_inductor.runtime.cpu_group import CpuGroup
 from flux_inductor.runtime.cpu_layout import Layout, Strides, gather_layout
-from flux_inductor.runtime.multiply import multiply, multiply_strips
+from flux_inductor.runtime.multiply import multiply, multiply_strips, with_blas_strides
+
+
+def gather(
+    state: CpuGroup,
+    call: GatherCall,
+    plan: Plan,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """The op by a fused plan."""
+    strips, rows = math.prod(x.shape[: call.dim]), math.prod(x.shape[call.dim : -1])
+    results = [x.new_empty(shape) for shape in call.results]
+    stacked = [result.view(strips, state.world * rows, result.shape[-1]) for result in results]
+    one = _Gather(
+        state,
+        shard=x.reshape(strips, rows, x.shape[-1]),
+        whole=stacked.pop() if call.return_gathered else None,
+        weights=[with_blas_strides(weight) for weight in weights],
+        biases=list(biases) or [None] * len(weights),
+        products=stacked,
+    )
+    if x.numel() == 0:  # the same on all ranks: nobody has anything to send
+        one.multiply_nothing()
+    else:
+        # Not what only this rank sees: columns of its weights, whether it keeps the gathered tensor.
+        moves = f"{x.dtype} [{strips}, {rows}, {x.shape[-1]}]"
+        one.run(plan, f"{call.op.name} of {moves}, {plan}")
+    return results
 
 
 @dataclass
-class Gather:
+class _Gather:
     """The tensors of one call.
 
     Args:
@@ -57,7 +89,7 @@ class Gather:
         need = shards * layout.size * self.shard.dtype.itemsize
         pulled = 0 if push or self.whole is not None else (state.world - 1) * layout.size
         scratch = pulled * self.shard.dtype.itemsize
-        with state.call("all_gather_matmul", descriptor, layout.signals.count, need, scratch) as call:
+        with state.call(ALL_GATHER_MATMUL.name, descriptor, layout.signals.count, need, scratch) as call:
             if push:
                 arrivals = state.buffer(self.shard.dtype)
                 call.start(layout.transfers, self.shard)

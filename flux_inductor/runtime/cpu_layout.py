@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from flux_inductor._core import SignalLayout, Transfers
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.schedule import Chunk, cut, rank_schedule
 
@@ -71,7 +72,7 @@ def gather_layout(
         whole: a pull puts chunks in their places of the gathered tensor [strips, world * rows, K]; otherwise
             into memory for world - 1 shards.
     """
-    orders = rank_schedule("all_gather_matmul", world, rank, rows, plan)
+    orders = rank_schedule(ALL_GATHER_MATMUL, world, rank, rows, plan)
     signals = SignalLayout(world, len(cut(0, rows, plan.chunk)))
     size = strips * rows * depth
 
@@ -130,7 +131,7 @@ def scatter_layout(world: int, rank: int, extent: int, across: int, itemsize: in
         extent: rows of a part in one strip, or its columns if the product is scattered along columns.
         across: elements of the part for each of them: strips * N, or all rows.
     """
-    orders = rank_schedule("matmul_reduce_scatter", world, rank, extent, plan)
+    orders = rank_schedule(MATMUL_REDUCE_SCATTER, world, rank, extent, plan)
     signals = SignalLayout(world, len(cut(0, extent, plan.chunk)))
     size = extent * across
     push = plan.direction == "push"

@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from flux_inductor import _core
+from flux_inductor.dtypes import DTYPE_NAMES, DTYPES
+from flux_inductor.planning.ops.matmul_reduce_scatter import MATMUL_REDUCE_SCATTER, ScatterCall
 from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import trace
 from flux_inductor.runtime.cpu_call import Call
 from flux_inductor.runtime.cpu_group import CpuGroup
 from flux_inductor.runtime.cpu_layout import Layout, scatter_layout
-from flux_inductor.runtime.multiply import multiply_strips
+from flux_inductor.runtime.multiply import multiply_strips, with_blas_strides
 
-SCALARS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of _core.sum
+
+def scatter(
+    state: CpuGroup,
+    call: ScatterCall,
+    plan: Plan,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    addend: Tensor | None,
+) -> Tensor:
+    """The op by a fused plan."""
+    result = x.new_empty(call.results[0], dtype=DTYPES[call.out_dtype])
+    if call.empty:
+        return result
+    strips = 1 if call.by_columns else math.prod(x.shape[: call.dim])
+    rows = math.prod(x.shape[:-1]) // strips
+    one = _Scatter(
+        state,
+        x=x.reshape(strips, rows, x.shape[-1]),
+        weight=with_blas_strides(weight),
+        bias=bias,
+        addend=None if addend is None else addend.reshape(strips, rows, weight.shape[1]),
+        result=result,
+        columns=call.by_columns,
+        scale=call.scale,
+        factor=call.factor,
+    )
+    # Not K, which only this rank sees.
+    dtypes = x.dtype if result.dtype == x.dtype else f"{x.dtype} as {result.dtype}"
+    moves = f"{dtypes} [{strips}, {rows}, {weight.shape[1]}]{' by columns' if call.by_columns else ''}"
+    one.run(plan, f"{call.op.name} ({call.reduce_op}) of {moves}, {plan}")
+    return result
 
 
 @dataclass
-class Scatter:
+class _Scatter:
     """The tensors of one call.
 
     Args:
@@ -53,7 +86,7 @@ class Scatter:
         layout = scatter_layout(state.world, state.rank, self.extent, self.across, dtype.itemsize, plan)
         peers = (state.world - 1) * layout.size
         need = peers * dtype.itemsize
-        with state.call("matmul_reduce_scatter", descriptor, layout.signals.count, need, need) as call:
+        with state.call(MATMUL_REDUCE_SCATTER.name, descriptor, layout.signals.count, need, need) as call:
             scratch, buffer = state.scratch(dtype, peers), state.buffer(dtype)
             outgoing, incoming = (scratch, buffer) if push else (buffer, scratch)
             call.start(layout.transfers, scratch)
@@ -96,7 +129,7 @@ class Scatter:
             row = self.weight.shape[1]
             count, width, pitch, offset = self.strips, (stop - start) * row, self.extent * row, start * row
         address = self.result.data_ptr() + offset * self.result.dtype.itemsize
-        _core.sum(SCALARS[self.result.dtype], address, pitch, partials, count, width, self.factor)
+        _core.sum(DTYPE_NAMES[self.result.dtype], address, pitch, partials, count, width, self.factor)
 
     def _multiply(self, owner: int, start: int, stop: int, memory: Tensor) -> None:
         """scale * (x @ weight) + bias + addend of a chunk, into the front of `memory` without gaps."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flux_inductor._core import ALIGNMENT
 from flux_inductor.planning.problem import Layout
-from flux_inductor.planning.tiles import GRANULE
+from flux_inductor.planning.sm90.limits import GRANULE
 
 
 def in_place(tensor: Tensor | None, fits: bool) -> bool:

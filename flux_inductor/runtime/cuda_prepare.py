@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from flux_inductor.planning.exchange import exchange_of, geometry
-from flux_inductor.planning.fit import fitted
-from flux_inductor.planning.kernel_order import columns_of_chunk
+from flux_inductor.planning.ops.all_gather_matmul import GatherCall
+from flux_inductor.planning.ops.matmul_reduce_scatter import ScatterCall
 from flux_inductor.planning.plan import Plan, single
 from flux_inductor.planning.problem import Layout, Problem
-from flux_inductor.planning.tiles import Tile, grid, kernel_limit
-from flux_inductor.runtime.cuda_kernels import DTYPES, kernel_for, kernels, menu
+from flux_inductor.planning.sm90.fit import fitted
+from flux_inductor.planning.sm90.limits import kernel_limit
+from flux_inductor.planning.sm90.matmul_reduce_scatter import columns_of_chunk
+from flux_inductor.planning.sm90.tiles import grid
+from flux_inductor.runtime.cuda_kernels import kernel_for, kernels, menu
 from flux_inductor.runtime.cuda_memory import Need
 
 # N of a weight, its layout, and the elements between its rows or columns.
@@ -44,39 +44,21 @@ class Prepared:
         object.__setattr__(self, "token", zlib.crc32(self.descriptor.encode()).to_bytes(4, "big"))
 
 
-def prepare_gather(
-    world: int,
-    rank: int,
-    shape: torch.Size,
-    dtype: torch.dtype,
-    weights: Sequence[WeightShape],
-    plan: Plan,
-    gather_dim: int,
-    return_gathered: bool,
-) -> Prepared:
+def prepare_gather(call: GatherCall, rank: int, weights: Sequence[WeightShape], plan: Plan) -> Prepared:
     """all_gather_matmul of a contiguous shard.
 
     Raises:
         ValueError: the kernels cannot run it, or the plan's tile was not compiled.
     """
-    problem = Problem(
-        kind="all_gather_matmul",
-        world=world,
-        strips=math.prod(shape[:gather_dim]),
-        rows=math.prod(shape[gather_dim:-1]),
-        columns=tuple(columns for columns, _, _ in weights),
-        depth=shape[-1],
-        dtype=DTYPES.get(dtype, "fp32"),
-        return_gathered=return_gathered,
-    )
+    problem = call.problem
     plan = _fit(problem, plan)
     strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
     launches, sizes = [], []
     for columns, layout, leading in weights:
-        kernel = kernel_for(problem, plan.tile, layout)
+        kernel = kernel_for(problem, plan.kernel_tile, layout)
         size = kernels.AllGatherMatmul()
         size.world, size.rank, size.strips, size.rows, size.n, size.k = (
-            world,
+            call.world,
             rank,
             strips,
             rows,
@@ -85,69 +67,53 @@ def prepare_gather(
         )
         size.own_row_stride, size.own_strip_stride, size.weight_stride = depth, rows * depth, leading
         size.rows_per_chunk, size.last_rows = min(plan.chunk, rows), min(plan.last, rows)
-        tiles = grid(Tile.parse(plan.tile), problem, columns)
+        tiles = grid(plan.kernel_tile, problem, columns)
         size.slices = min(max(plan.slices, 1), -(-depth // tiles.tile.k))
         size.group = min(plan.sweep, tiles.rows)
         launches.append(kernel)
         sizes.append(size)
-    signals = world * kernels.gather_signals_per_shard(sizes[0])
-    exchange = exchange_of(single(plan), problem.kind, "cuda")
+    signals = call.world * kernels.gather_signals_per_shard(sizes[0])
+    exchange = exchange_of(single(plan), call.op, "cuda")
     return Prepared(
         call=kernels.GatherCall(launches, sizes, plan.reserve),
-        descriptor=f"all_gather_matmul of {geometry(problem)}, {exchange}",
-        need=Need(slot_bytes=world * _int(problem.shard_bytes), signals=signals),
+        descriptor=f"{call.op.name} of {geometry(problem)}, {exchange}",
+        need=Need(slot_bytes=call.world * _int(problem.shard_bytes), signals=signals),
     )
 
 
 def prepare_scatter(
-    world: int,
-    rank: int,
-    shape: torch.Size,
-    dtype: torch.dtype,
-    row_stride: int,
-    weight: WeightShape,
-    plan: Plan,
-    scatter_dim: int,
-    reduce_op: str,
-    scale: float,
-    has_addend: bool,
-    result: torch.dtype | None = None,
+    call: ScatterCall, rank: int, row_stride: int, weight: WeightShape, plan: Plan
 ) -> Prepared:
-    """matmul_reduce_scatter of x with that shape, `row_stride` elements from row to row, into that dtype.
+    """matmul_reduce_scatter of an x with `row_stride` elements from row to row.
 
     Raises:
         ValueError: the kernels cannot run it, or the plan's tile was not compiled.
     """
     columns, layout, leading = weight
-    by_columns = scatter_dim == len(shape) - 1
-    problem = Problem(
-        kind="matmul_reduce_scatter",
-        world=world,
-        strips=1 if by_columns else math.prod(shape[:scatter_dim]),
-        rows=math.prod(shape[:-1]) if by_columns else math.prod(shape[scatter_dim:-1]) // world,
-        columns=(columns,),
-        depth=shape[-1],
-        dtype=DTYPES.get(dtype, "fp32"),
-        split="columns" if by_columns else "rows",
-        addend=has_addend,
-        result="fp32" if result == torch.float32 else "",
-    )
+    problem = call.problem
     plan = _fit(problem, plan)
-    kernel = kernel_for(problem, plan.tile, layout)
+    kernel = kernel_for(problem, plan.kernel_tile, layout)
     size = kernels.MatmulReduceScatter()
     strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
-    size.world, size.rank, size.strips, size.rows, size.n, size.k = world, rank, strips, rows, columns, depth
-    size.x_row_stride, size.weight_stride, size.scale = row_stride, leading, scale
-    tile = Tile.parse(plan.tile)
+    size.world, size.rank, size.strips, size.rows, size.n, size.k = (
+        call.world,
+        rank,
+        strips,
+        rows,
+        columns,
+        depth,
+    )
+    size.x_row_stride, size.weight_stride, size.scale = row_stride, leading, call.scale * call.factor
+    tile = plan.kernel_tile
     tiles = grid(tile, problem, columns)
     size.group = min(plan.sweep, tiles.rows)
     size.chunk_columns = min(columns_of_chunk(tile, plan.width), tiles.columns)
-    exchange = exchange_of(single(plan), problem.kind, "cuda")
-    chunks = world * kernels.scatter_chunks_per_part(kernel, size)
+    exchange = exchange_of(single(plan), call.op, "cuda")
+    chunks = call.world * kernels.scatter_chunks_per_part(kernel, size)
     moved, store = _int(problem.moved_bytes), plan.direction == "store"
     return Prepared(
         call=kernels.ScatterCall(kernel, size, store, plan.reserve),
-        descriptor=f"matmul_reduce_scatter ({reduce_op}) of {geometry(problem)}, {exchange}",
+        descriptor=f"{call.op.name} ({call.reduce_op}) of {geometry(problem)}, {exchange}",
         need=Need(slot_bytes=moved, signals=chunks, counters=chunks),
         partials=0 if store else moved // problem.result_itemsize,
     )
@@ -156,7 +122,7 @@ def prepare_scatter(
 def _fit(problem: Problem, plan: Plan) -> Plan:
     why = kernel_limit(problem)
     if why:
-        raise ValueError(f"{problem.kind}: {why}. Use plan 'unfused' for it")
+        raise ValueError(f"{problem.op.name}: {why}. Use plan 'unfused' for it")
     return fitted(problem, plan, menu(problem))
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol, cast
-
-import torch
-from torch import Tensor
+from typing import Any, Protocol, cast
 
 from flux_inductor import _core, environment
+from flux_inductor.planning.installed import CPU_ONLY, Installed
+from flux_inductor.planning.installed import Engine as InstalledEngine
+from flux_inductor.planning.ops.call import Call
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import Plan, check_plan
-from flux_inductor.planning.problem import Kind
-from flux_inductor.planning.strategy import add_engine
 from flux_inductor.planning.topology import Device
-from flux_inductor.runtime.bound import GatherRun, ScatterRun, Tally
+from flux_inductor.runtime.bound import Run, Tally
 from flux_inductor.runtime.groups import group_size, process_group
 from flux_inductor.runtime.reference import ReferenceEngine
 from flux_inductor.runtime.torch_private import is_fake
@@ -30,30 +29,13 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
-    def bind_gather(
-        self,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        biases: Sequence[Tensor | None],
-        group: str,
-        plan: Plan,
-        gather_dim: int,
-        return_gathered: bool,
-    ) -> GatherRun: ...
+    def bind(self, call: Call, operands: Sequence[Any], group: str, plan: Plan) -> Run:
+        """What runs the call on operands of the same shapes, strides and alignment as these.
 
-    def bind_scatter(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        addend: Tensor | None,
-        group: str,
-        plan: Plan,
-        scatter_dim: int,
-        reduce_op: str,
-        scale: float,
-        out_dtype: torch.dtype | None = None,
-    ) -> ScatterRun: ...
+        Raises:
+            ValueError: the engine cannot run it.
+        """
+        ...
 
 
 _tallies: dict[tuple[str, str], Tally] = {}
@@ -65,16 +47,16 @@ def engine_choice() -> bytes | None:
     return environment.values.get(_variable)
 
 
-def tally_of(op: Kind, engine: Engine) -> Tally:
+def tally_of(op: Op, engine: Engine) -> Tally:
     """For calls that need no choice of an engine any more: they count themselves."""
-    return _tallies.setdefault((op, engine.name), Tally())
+    return _tallies.setdefault((op.name, engine.name), Tally())
 
 
 _UNFUSED = ReferenceEngine("unfused")
 _FORCED = ReferenceEngine("reference")
 
 
-def engine_for(op: Kind, device_type: str, group: str, plan: Plan) -> Engine:
+def engine_for(op: Op, device_type: str, group: str, plan: Plan) -> Engine:
     """The engine for one call of `op`, which is counted.
 
     A group of one rank, or a fake one, has nobody to exchange with and runs as if the plan were "unfused".
@@ -101,10 +83,14 @@ def engine_for(op: Kind, device_type: str, group: str, plan: Plan) -> Engine:
     return engine
 
 
-if hasattr(_core, "cuda"):
+@lru_cache
+def installed() -> Installed:
+    """The engines of this installation."""
+    if not hasattr(_core, "cuda"):
+        return CPU_ONLY
     from flux_inductor.runtime.cuda_kernels import compiled_variants
 
-    add_engine("cuda", compiled_variants())
+    return Installed((InstalledEngine("cpu"), InstalledEngine("cuda", tuple(compiled_variants()))))
 
 
 @lru_cache
@@ -124,7 +110,7 @@ def _fused_engine(device_type: str) -> Engine:
     )
 
 
-def count_as(op: Kind, chosen: Engine, ran: Engine) -> None:
+def count_as(op: Op, chosen: Engine, ran: Engine) -> None:
     """Counts a call for the engine that ran it; it was counted for the one that was chosen, if at all."""
     tally = tally_of(op, chosen)
     tally.runs = max(tally.runs - 1, 0)

@@ -7,15 +7,22 @@ FLUX_INDUCTOR_ENGINE=reference is set.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed._functional_collectives  # registers the ops below
 from torch import Tensor
 
+from flux_inductor.dtypes import DTYPES
+from flux_inductor.planning.ops.all_gather_matmul import ALL_GATHER_MATMUL, GatherCall
+from flux_inductor.planning.ops.call import Call
+from flux_inductor.planning.ops.matmul_reduce_scatter import MATMUL_REDUCE_SCATTER, ScatterCall
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import Plan
-from flux_inductor.runtime.bound import PreparesNothing
+from flux_inductor.runtime.bound import Run
 from flux_inductor.runtime.groups import group_size
 from flux_inductor.runtime.plain_collectives import count_own
 
@@ -23,7 +30,7 @@ _COLLECTIVES = torch.ops._c10d_functional  # the very ops that stand in an unfus
 
 
 @dataclass(frozen=True)
-class ReferenceEngine(PreparesNothing):
+class ReferenceEngine:
     """Functional collectives and torch.mm.
 
     Args:
@@ -32,48 +39,39 @@ class ReferenceEngine(PreparesNothing):
 
     name: str
 
-    def all_gather_matmul(
-        self,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        biases: Sequence[Tensor | None],
-        group: str,
-        plan: Plan,
-        gather_dim: int,
-        return_gathered: bool,
-    ) -> list[Tensor]:
-        whole = all_gather(x, group, gather_dim)
-        flat = whole.flatten(0, -2)
-        products = [
-            multiply(flat, weight, bias).view(*whole.shape[:-1], weight.shape[1])
-            for weight, bias in zip(weights, biases or [None] * len(weights), strict=True)
-        ]
-        return [*products, whole] if return_gathered else products
+    def bind(self, call: Call, operands: Sequence[Any], group: str, plan: Plan) -> Run:
+        return partial(_RUNS[call.op], call, group)
 
-    def matmul_reduce_scatter(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        addend: Tensor | None,
-        group: str,
-        plan: Plan,
-        scatter_dim: int,
-        reduce_op: str,
-        scale: float,
-        out_dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        if out_dtype in (None, x.dtype):
-            product = multiply(flat, weight, bias, scale)
-        else:
-            product = torch.mm(flat, weight).to(out_dtype)
-            product = product if scale == 1.0 else product * scale
-            product = product if bias is None else product + bias
-        product = product.view(*x.shape[:-1], weight.shape[1])
-        if addend is not None:
-            product = product + addend
-        return reduce_scatter(product, group, scatter_dim, reduce_op)
+
+def _gather(
+    call: GatherCall, group: str, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> list[Tensor]:
+    whole = all_gather(x, group, call.dim)
+    flat = whole.flatten(0, -2)
+    products = [
+        multiply(flat, weight, bias).view(*whole.shape[:-1], weight.shape[1])
+        for weight, bias in zip(weights, biases or [None] * len(weights), strict=True)
+    ]
+    return [*products, whole] if call.return_gathered else products
+
+
+def _scatter(
+    call: ScatterCall, group: str, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None
+) -> Tensor:
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    if call.out_dtype == call.dtype:
+        product = multiply(flat, weight, bias, call.scale)
+    else:
+        product = torch.mm(flat, weight).to(DTYPES[call.out_dtype])
+        product = product if call.scale == 1.0 else product * call.scale
+        product = product if bias is None else product + bias
+    product = product.view(*x.shape[:-1], weight.shape[1])
+    if addend is not None:
+        product = product + addend
+    return reduce_scatter(product, group, call.dim, call.reduce_op)
+
+
+_RUNS: Mapping[Op, Run] = {ALL_GATHER_MATMUL: _gather, MATMUL_REDUCE_SCATTER: _scatter}
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float = 1.0) -> Tensor:

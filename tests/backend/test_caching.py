@@ -21,6 +21,7 @@ import flux_inductor.passes.cache_key as cache_key
 import flux_inductor.runtime.detect as detect
 from flux_inductor.backend import flux_inductor as backend
 from flux_inductor.options import Options
+from flux_inductor.planning.installed import CPU_ONLY
 from flux_inductor.tools import kept
 from flux_inductor.tools.report import GraphReport
 from tests.backend.programs import fake_ranks, inputs, pair
@@ -74,9 +75,9 @@ def test_another_option_misses(options: dict[str, object]) -> None:
     "variable", ["LOCAL_WORLD_SIZE", "SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_LOCAL_SIZE"]
 )
 def test_another_layout_of_the_ranks_misses(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = cache_key.cache_key(Options())
+    key = cache_key.cache_key(Options(), CPU_ONLY)
     monkeypatch.setenv(variable, "3")
-    assert cache_key.cache_key(Options()) != key
+    assert cache_key.cache_key(Options(), CPU_ONLY) != key
 
 
 def test_another_version_of_the_sources_misses(monkeypatch: pytest.MonkeyPatch) -> None:

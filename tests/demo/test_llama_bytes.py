@@ -20,9 +20,11 @@ from examples.llama_bytes.launch import run_on_ranks
 from examples.llama_bytes.model import Shape
 from examples.llama_bytes.text import batches, corpus
 from examples.llama_bytes.training import Run, Setting, setting_for
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import choose
 from flux_inductor.planning.topology import Topology
+from tests.support.installations import EVERYWHERE
 
 pytest.importorskip("matplotlib")
 
@@ -47,14 +49,14 @@ def test_on_gpus_the_blocks_are_large_enough_to_fuse() -> None:
     setting = setting_for("cuda", 50)
     hidden, inner = setting.shape.hidden, setting.shape.inner
     pairs = [
-        Problem("all_gather_matmul", 2, 8, 512, (hidden // 2,) * 3, hidden, "bf16", return_gathered=True),
-        Problem("all_gather_matmul", 2, 8, 512, (inner // 2,) * 2, hidden, "bf16", return_gathered=True),
-        Problem("matmul_reduce_scatter", 2, 8, 512, (hidden,), hidden // 2, "bf16"),
-        Problem("matmul_reduce_scatter", 2, 8, 512, (hidden,), inner // 2, "bf16"),
+        Problem(ALL_GATHER_MATMUL, 2, 8, 512, (hidden // 2,) * 3, hidden, "bf16", return_gathered=True),
+        Problem(ALL_GATHER_MATMUL, 2, 8, 512, (inner // 2,) * 2, hidden, "bf16", return_gathered=True),
+        Problem(MATMUL_REDUCE_SCATTER, 2, 8, 512, (hidden,), hidden // 2, "bf16"),
+        Problem(MATMUL_REDUCE_SCATTER, 2, 8, 512, (hidden,), inner // 2, "bf16"),
     ]
     assert (setting.batch, setting.sequence) == (8, 2 * 512)
     for pair in pairs:
-        assert choose(pair, Topology("cuda", 2, link="nvlink"), engines={"cuda"}).fused, pair
+        assert choose(pair, Topology("cuda", 2, link="nvlink"), installed=EVERYWHERE).fused, pair
     assert setting_for("cpu", 50) == Setting()
 
 

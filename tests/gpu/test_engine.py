@@ -11,8 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from flux_inductor.planning.ops import MATMUL_REDUCE_SCATTER, OPS
 from flux_inductor.planning.problem import Problem
-from flux_inductor.planning.tiles import MENUS, menu_of
+from flux_inductor.planning.sm90 import all_gather_matmul, matmul_reduce_scatter
+from flux_inductor.planning.sm90.fit import menu_of
 from flux_inductor.runtime.cuda_kernels import compiled_variants, menu
 from flux_inductor.runtime.errors import DeadGroupError, MismatchError, PeerTimeoutError
 from tests.gpu.engine_calls import Case, Gather, GatherCall, Scatter, error, make
@@ -56,9 +58,9 @@ CASES: list[Case] = [
 
 def test_every_tile_that_plans_may_name_was_compiled() -> None:
     for dtype, _ in compiled_variants():
-        for kind in MENUS:
-            for result in ("", "fp32") if kind == "matmul_reduce_scatter" else ("",):
-                problem = Problem(kind, 2, 1, 64, (64,), 64, dtype, result=result)
+        for op in OPS:
+            for result in ("", "fp32") if op == MATMUL_REDUCE_SCATTER else ("",):
+                problem = Problem(op, 2, 1, 64, (64,), 64, dtype, result=result)
                 assert menu(problem) == menu_of(problem)
 
 
@@ -175,7 +177,7 @@ def _bits(rank: int, world: int) -> None:
     from tests.gpu.virtual_ranks import AllGatherMatmulCall, VirtualGroup
 
     group = nccl_group(world)
-    for tile in MENUS["all_gather_matmul"]:
+    for tile in all_gather_matmul.MENU:
         case = Gather(
             (2, 300, 520), (768,), dim=1, bias=True, keep=True, plan=f"mesh push chunk=128 tile={tile}"
         )
@@ -187,7 +189,7 @@ def _bits(rank: int, world: int) -> None:
                 VirtualGroup(1), [whole], [call.weights], str(tile), whole.shape[1], [[call.biases[0]]]
             )
             assert torch.equal(product, alone.run()[0][0]), tile
-    for tile in MENUS["matmul_reduce_scatter"]:
+    for tile in matmul_reduce_scatter.MENU:
         results = []
         for direction in ("push", "store"):
             plan = f"mesh {direction} chunk=256 width=768 tile={tile} sweep=2"

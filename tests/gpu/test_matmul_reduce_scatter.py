@@ -13,7 +13,7 @@ if kernels is None:
     pytest.skip("needs a Hopper GPU and the CUDA kernels", allow_module_level=True)
 
 from flux_inductor._core import ScatterSchedule
-from flux_inductor.planning.tiles import Tile
+from flux_inductor.planning.tile import Tile
 
 from .numerics import product, randoms, relative_error, weight
 from .own_process import run_in_process

@@ -39,7 +39,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     def noted(*arguments: Any, **named: Any) -> Decision:
         decision = choose(*arguments, **named)
-        made.append((f"{arguments[0].kind} {arguments[0].world}", str(decision.plan)))
+        made.append((f"{arguments[0].op} {arguments[0].world}", str(decision.plan)))
         return decision
 
     monkeypatch.setattr(auto_plan, "choose", noted)

@@ -125,8 +125,8 @@ def _matmul_reduce_scatter(
     dims: list[int],
     ops: list[str],
     scales: list[float],
-    places: list[str] | None = None,
     dtypes: list[torch.dtype] | None = None,
+    places: list[str] | None = None,
 ) -> Values:
     whole = []
     for rank, (mine, weight) in enumerate(zip(x, weights, strict=True)):

@@ -9,18 +9,13 @@ from flux_inductor import auto_plan
 from flux_inductor.options import Options
 from flux_inductor.passes.collectives import Collective
 from flux_inductor.passes.decide import Setting, decide
-from flux_inductor.planning import strategy
-from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.ops.all_gather_matmul import GatherCall
 from flux_inductor.planning.strategy import Decision
 from flux_inductor.planning.topology import Topology
+from tests.support.installations import EVERYWHERE
 
-PROBLEM = Problem("all_gather_matmul", 2, 1, 4096, (6144,), 12288, "bf16")
-
-
-@pytest.fixture(autouse=True)
-def cuda_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategy, "_engines", {"cpu", "cuda"})
-    monkeypatch.setattr(strategy, "_variants", {})
+CALL = GatherCall((4096, 12288), (6144,), "bf16", "k_major", world=2, dim=0, return_gathered=False)
+PROBLEM = CALL.problem
 
 
 def detected(group: str, device: str) -> Topology:
@@ -39,7 +34,7 @@ def detected(group: str, device: str) -> Topology:
 )
 def test_a_group_beside_others_leaves_multiprocessors_to_them(options: Options, reserve: int) -> None:
     collective = Collective(Graph().placeholder("x"), "all_gather", "tp", 2)
-    decision = decide(PROBLEM, collective, "cuda", Setting(options, detected))
+    decision = decide(PROBLEM, collective, "cuda", Setting(options, detected, EVERYWHERE))
     assert isinstance(decision, Decision)
     plan = decision.plan.at(8192)
     assert (plan.fused, plan.reserve) == (True, reserve)
@@ -48,19 +43,20 @@ def test_a_group_beside_others_leaves_multiprocessors_to_them(options: Options, 
 @pytest.fixture
 def _without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_plan, "topology_of", detected)
+    monkeypatch.setattr(auto_plan, "installed", lambda: EVERYWHERE)
     monkeypatch.setattr(auto_plan, "communicators_seen", lambda group: 0)
 
 
 @pytest.mark.usefixtures("_without_a_process_group")
 def test_ops_called_by_name_leave_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "reserve=8" in str(auto_plan._plan(PROBLEM, "tp", "cuda"))
+    assert "reserve=8" in str(auto_plan.plan_call(CALL, "tp", "cuda"))
     monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS", "0")
-    assert "reserve" not in str(auto_plan._plan(PROBLEM, "tp", "cuda"))
+    assert "reserve" not in str(auto_plan.plan_call(CALL, "tp", "cuda"))
 
 
 @pytest.mark.usefixtures("_without_a_process_group")
 def test_a_written_topology_is_that_of_groups_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLUX_INDUCTOR_TOPOLOGY", "cuda ranks=4 link=nvlink")
-    assert "reserve=8" in str(auto_plan._plan(PROBLEM, "tp", "cuda"))
+    assert "reserve=8" in str(auto_plan.plan_call(CALL, "tp", "cuda"))
     monkeypatch.setenv("FLUX_INDUCTOR_TOPOLOGY", "cuda ranks=2 link=nvlink")
-    assert "reserve" not in str(auto_plan._plan(PROBLEM, "tp", "cuda"))
+    assert "reserve" not in str(auto_plan.plan_call(CALL, "tp", "cuda"))

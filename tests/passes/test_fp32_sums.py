@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, randn
 
-from flux_inductor.planning import strategy
+from flux_inductor.planning.ops import MATMUL_REDUCE_SCATTER
 from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.sm90 import limits, sm90
 from flux_inductor.planning.strategy import Decision, choose
 from flux_inductor.planning.topology import Topology
 from tests.passes.programs import gather, scatter
 from tests.passes.tracing import trace
+from tests.support.installations import EVERYWHERE
 
 Group = dist.ProcessGroup
 Program = Callable[..., Tensor]
@@ -162,7 +164,7 @@ def test_terms_of_a_third_dtype(group: Group) -> None:
 
 def decision(device: str, rows: int, depth: int, result: str, mode: str = "auto") -> Decision:
     problem = Problem(
-        kind="matmul_reduce_scatter",
+        op=MATMUL_REDUCE_SCATTER,
         world=4,
         strips=1,
         rows=rows,
@@ -172,7 +174,7 @@ def decision(device: str, rows: int, depth: int, result: str, mode: str = "auto"
         result=result,
     )
     topology = Topology(device, 4, link="shm" if device == "cpu" else "nvlink")  # type: ignore[arg-type]
-    return choose(problem, topology, mode, engines=("cpu", "cuda"))  # type: ignore[arg-type]
+    return choose(problem, topology, mode, installed=EVERYWHERE)  # type: ignore[arg-type]
 
 
 def test_bytes_of_the_sum_are_counted() -> None:
@@ -187,12 +189,12 @@ def test_bytes_of_the_sum_are_counted() -> None:
 
 def test_kernels_that_were_not_proven_yet_are_left_alone() -> None:
     one = decision("cuda", 2048, 1024, "fp32")
-    assert (one.fused, one.code, one.reason) == (False, "kernel", strategy.UNPROVEN)
+    assert (one.fused, one.code, one.reason) == (False, "kernel", limits.UNPROVEN)
 
 
 def test_on_gpus_a_small_product_pays_in_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels have tiles of 64 rows for results of two bytes only; larger products pay in both."""
-    monkeypatch.setattr(strategy, "UNPROVEN", "")
+    monkeypatch.setattr(sm90, "UNPROVEN", "")
     small, large = ([decision("cuda", rows, 1024, result) for result in ("", "fp32")] for rows in (64, 1024))
     assert [one.fused for one in small] == [True, False]
     assert small[1].code == "not-profitable"

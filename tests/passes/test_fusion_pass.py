@@ -20,6 +20,7 @@ from flux_inductor.options import Options
 from flux_inductor.passes import cache_key
 from flux_inductor.passes.fusion_pass import FusionPass
 from flux_inductor.passes.reasons import CODES
+from flux_inductor.planning.installed import CPU_ONLY
 from flux_inductor.planning.strategy import Decision
 from tests.passes.programs import gather, scatter
 from tests.passes.tracing import ALWAYS, cpu_topology, trace
@@ -106,10 +107,11 @@ def test_uuid_is_the_same_in_another_process() -> None:
     code = (
         "from flux_inductor.options import Options;"
         "from flux_inductor.passes.cache_key import cache_key;"
-        "print(cache_key(Options(strategy='always')))"
+        "from flux_inductor.planning.installed import CPU_ONLY;"
+        "print(cache_key(Options(strategy='always'), CPU_ONLY))"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert printed.stdout.strip() == cache_key.cache_key(ALWAYS)
+    assert printed.stdout.strip() == cache_key.cache_key(ALWAYS, CPU_ONLY)
 
 
 @pytest.mark.parametrize("chained", [lambda graph: None, Named(None), [Named(), lambda graph: None]])

@@ -24,12 +24,6 @@ CUDA_PAIR = Options(strategy="always", topology="cuda ranks=2 nodes=1 link=nvlin
 ROWS, DEPTH, COLUMNS = 1024, 1024, 2048
 
 
-@pytest.fixture(autouse=True)
-def cuda_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategy, "_engines", {"cpu", "cuda"})
-    monkeypatch.setattr(strategy, "_variants", {})
-
-
 def start(y: Tensor, group: Group) -> Tensor:
     started = torch.ops._c10d_functional.all_reduce(y, "sum", group.group_name)
     return started  # type: ignore[no-any-return, unused-ignore]

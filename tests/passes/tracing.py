@@ -31,6 +31,7 @@ from flux_inductor.passes.record import CollectiveRecord
 from flux_inductor.planning.topology import Topology
 from flux_inductor.runtime.torch_private import process_group
 from tests.passes.lockstep import assert_equivalent, hint
+from tests.support.installations import EVERYWHERE
 
 ALWAYS = Options(strategy="always")
 
@@ -88,7 +89,7 @@ class Traced:
 def prepared(fn: Callable[..., Any], options: Options = ALWAYS, *, pretend: bool = True) -> Traced:
     """`fn`, to be compiled when it is called. It pretends to run, or runs its graphs node by node."""
     result = Traced(fn)
-    fusion = FusionPass(options, None, result.records.extend, cpu_topology)
+    fusion = FusionPass(options, None, result.records.extend, cpu_topology, EVERYWHERE)
 
     def observed(graph: Graph) -> None:
         result.keep(result.before, graph)
@@ -195,7 +196,11 @@ def _call(node: Node, names: dict[Node, str]) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         hidden = {"group", "group_name", "plan", "place"}  # not what these tests are about
         schema = node.target._schema.arguments
-        parts = [part for part, one in zip(parts, schema, strict=False) if one.name not in hidden]
+        parts = [
+            part
+            for part, one in zip(parts, schema, strict=False)
+            if one.name not in hidden and (one.name, part) != ("out_dtype", "None")
+        ]
     parts += [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
     return f"{name}({', '.join(parts)})"
 

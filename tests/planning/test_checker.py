@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flux_inductor.planning.checker import counter_example, queues
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import Plan
-from flux_inductor.planning.problem import Kind, Problem
+from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.progress import Simulation
 from flux_inductor.planning.schedule import RankSchedule, Schedule, schedule
 from flux_inductor.planning.strategy import candidates
 
-KINDS: tuple[Kind, ...] = ("all_gather_matmul", "matmul_reduce_scatter")
+OPS: tuple[Op, ...] = (ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER)
 PLAN = Plan("mesh", "push", 4)
 directions: st.SearchStrategy[Literal["push", "pull"]] = st.sampled_from(["push", "pull"])
 
@@ -31,20 +33,20 @@ def reordered(given: Schedule, orders: list[list[tuple[int, int]]]) -> Schedule:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("world", [*range(2, 9), 16])
-def test_every_plan_the_strategy_can_emit_is_free_of_deadlocks(kind: Kind, world: int) -> None:
+def test_every_plan_the_strategy_can_emit_is_free_of_deadlocks(op: Op, world: int) -> None:
     for extent in (1, 7, 16, 100, 1000):
-        problem = Problem(kind, world, 1, extent, (64,), 32, "fp32")
+        problem = Problem(op, world, 1, extent, (64,), 32, "fp32")
         for plan in candidates(problem, "cpu"):
-            assert counter_example(schedule(kind, world, extent, plan)) is None
+            assert counter_example(schedule(op, world, extent, plan)) is None
 
 
 @settings(max_examples=10)
-@given(st.sampled_from(KINDS), st.integers(1, 200), directions, st.integers(1, 6))
-def test_large_groups(kind: Kind, extent: int, direction: Literal["push", "pull"], count: int) -> None:
+@given(st.sampled_from(OPS), st.integers(1, 200), directions, st.integers(1, 6))
+def test_large_groups(op: Op, extent: int, direction: Literal["push", "pull"], count: int) -> None:
     plan = Plan("mesh", direction, -(-extent // count))
-    assert counter_example(schedule(kind, 64, extent, plan)) is None
+    assert counter_example(schedule(op, 64, extent, plan)) is None
 
 
 def any_run(made: Schedule, workers: list[int], seed: int) -> Simulation:
@@ -60,10 +62,10 @@ def any_run(made: Schedule, workers: list[int], seed: int) -> Simulation:
 @given(st.data())
 def test_any_interleaving_with_any_workers_ends(data: st.DataObject) -> None:
     """A check on the argument that the serial run proves all others."""
-    world, kind = data.draw(st.integers(2, 6)), data.draw(st.sampled_from(KINDS))
+    world, op = data.draw(st.integers(2, 6)), data.draw(st.sampled_from(OPS))
     plan = Plan("mesh", data.draw(directions), data.draw(st.integers(1, 12)))
     workers = [data.draw(st.integers(1, 9)) for _ in range(world)]
-    run = any_run(schedule(kind, world, 12, plan), workers, data.draw(st.integers(0, 1 << 16)))
+    run = any_run(schedule(op, world, 12, plan), workers, data.draw(st.integers(0, 1 << 16)))
     assert run.finished, run.stuck()
 
 
@@ -71,7 +73,7 @@ def test_any_interleaving_with_any_workers_ends(data: st.DataObject) -> None:
 @given(st.data())
 def test_a_wrong_order_that_ends_serially_ends_in_any_run(data: st.DataObject) -> None:
     """Random step orders, of which many deadlock."""
-    given = schedule("matmul_reduce_scatter", data.draw(st.integers(2, 3)), 8, PLAN)
+    given = schedule(MATMUL_REDUCE_SCATTER, data.draw(st.integers(2, 3)), 8, PLAN)
     names = [(chunk.owner, chunk.index) for chunk in given.ranks[0].steps]
     wrong = reordered(given, [data.draw(st.permutations(names)) for _ in given.ranks])
     if counter_example(wrong) is None:
@@ -81,7 +83,7 @@ def test_a_wrong_order_that_ends_serially_ends_in_any_run(data: st.DataObject) -
 
 
 def test_own_chunks_first_deadlocks_unless_workers_hold_them_all() -> None:
-    right = schedule("matmul_reduce_scatter", 2, 8, PLAN)
+    right = schedule(MATMUL_REDUCE_SCATTER, 2, 8, PLAN)
     wrong = reordered(right, [[(0, 0), (0, 1), (1, 0), (1, 1)], [(1, 0), (1, 1), (0, 0), (0, 1)]])
     assert counter_example(wrong, [3, 3]) is None
     assert counter_example(wrong) == (
@@ -98,7 +100,7 @@ def test_own_chunks_first_deadlocks_unless_workers_hold_them_all() -> None:
 
 
 def test_a_block_of_steps_that_straddles_two_shards_deadlocks() -> None:
-    right = schedule("matmul_reduce_scatter", 2, 8, PLAN)
+    right = schedule(MATMUL_REDUCE_SCATTER, 2, 8, PLAN)
     wrong = reordered(right, [[(1, 1), (0, 0), (1, 0), (0, 1)], [(0, 1), (1, 0), (0, 0), (1, 1)]])
     fault = counter_example(wrong)
     assert fault is not None
@@ -112,9 +114,9 @@ def broken(given: Schedule, rank: int, orders: RankSchedule) -> str:
     return counter_example(replace(given, ranks=tuple(ranks))) or ""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_or_transfer_lost_or_doubled_is_named(kind: Kind) -> None:
-    right = schedule(kind, 3, 8, PLAN)
+@pytest.mark.parametrize("op", OPS)
+def test_a_step_or_transfer_lost_or_doubled_is_named(op: Op) -> None:
+    right = schedule(op, 3, 8, PLAN)
     orders = right.ranks[1]
     lost = replace(orders, steps=orders.steps[1:])
     doubled = replace(orders, steps=orders.steps + orders.steps[:1])
@@ -128,7 +130,7 @@ def test_a_step_or_transfer_lost_or_doubled_is_named(kind: Kind) -> None:
 
 
 def test_a_rank_cannot_execute_the_transfers_of_others() -> None:
-    right = schedule("all_gather_matmul", 3, 8, PLAN)
+    right = schedule(ALL_GATHER_MATMUL, 3, 8, PLAN)
     moved = next(t for t in right.ranks[1].transfers if t.target == 0)
     ranks = list(right.ranks)
     ranks[1] = replace(ranks[1], transfers=tuple(t for t in ranks[1].transfers if t != moved))

@@ -9,23 +9,26 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flux_inductor.planning.cost import Terms, explain, fused_us, named_terms, predict
-from flux_inductor.planning.machine import CPU, CUDA, MACHINES
+from flux_inductor.planning.architectures import ARCHITECTURES
+from flux_inductor.planning.cost import explain, fused_us, named_terms, predict
+from flux_inductor.planning.machine import CPU, CUDA
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
+from flux_inductor.planning.ops.op import Op, Terms
 from flux_inductor.planning.plan import UNFUSED, Plan
-from flux_inductor.planning.problem import Kind, Problem
+from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.schedule import Chunk, RankSchedule, Transfer, schedule
 
-kinds: st.SearchStrategy[Kind] = st.sampled_from(["all_gather_matmul", "matmul_reduce_scatter"])
+ops: st.SearchStrategy[Op] = st.sampled_from([ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER])
 Arrivals = dict[tuple[int, int, Chunk], float]
 
 
-def simulated_us(kind: Kind, world: int, chunks: int, step: float, transfer: float) -> float:
+def simulated_us(op: Op, world: int, chunks: int, step: float, transfer: float) -> float:
     """When the last rank ends, if every rank multiplies and transfers in the order of its schedule."""
-    ranks = schedule(kind, world, chunks, Plan("mesh", "push", 1)).ranks
+    ranks = schedule(op, world, chunks, Plan("mesh", "push", 1)).ranks
     done = {(r, c): step * (k + 1) for r, rank in enumerate(ranks) for k, c in enumerate(rank.steps)}
 
     def ready(moved: Transfer) -> float:
-        return 0.0 if kind == "all_gather_matmul" else done[moved.source, moved.chunk]
+        return 0.0 if op == ALL_GATHER_MATMUL else done[moved.source, moved.chunk]
 
     arrivals: Arrivals = {}
     for rank in ranks:
@@ -44,81 +47,83 @@ def simulated_us(kind: Kind, world: int, chunks: int, step: float, transfer: flo
     return max(end(number, rank) for number, rank in enumerate(ranks))
 
 
-@given(kinds, st.integers(2, 5), st.integers(1, 5), st.integers(1, 100), st.integers(1, 100))
+@given(ops, st.integers(2, 5), st.integers(1, 5), st.integers(1, 100), st.integers(1, 100))
 def test_the_formula_is_the_time_of_the_schedule(
-    kind: Kind, world: int, chunks: int, step: int, transfer: int
+    op: Op, world: int, chunks: int, step: int, transfer: int
 ) -> None:
     values = dict.fromkeys(vars(named_terms()), 0)
     values |= {"rate": 1, "memory": 1, "kernel": 1, "copy": 1, "push": 1}  # what the rest is divided by
     values |= {"step": step, "transfer": transfer, "world": world, "chunks": chunks}
-    assert fused_us(kind, "push", Terms(**values)) == simulated_us(kind, world, chunks, step, transfer)
+    assert fused_us(op, "push", Terms(**values)) == simulated_us(op, world, chunks, step, transfer)
 
 
 @settings(max_examples=12)
-@given(kinds, st.integers(2, 8), st.integers(1, 5000), st.integers(1, 5000), st.sampled_from(["cpu", "cuda"]))
+@given(ops, st.integers(2, 8), st.integers(1, 5000), st.integers(1, 5000), st.sampled_from(["cpu", "cuda"]))
 def test_an_expression_agrees_with_the_numbers(
-    kind: Kind, world: int, rows: int, depth: int, device: str
+    op: Op, world: int, rows: int, depth: int, device: str
 ) -> None:
-    machine = MACHINES[device]  # type: ignore[index]
+    architecture = ARCHITECTURES[device]  # type: ignore[index]
     s, k = sympy.symbols("s k", integer=True, positive=True)
     fused = (Plan("mesh", "push", 64), Plan("mesh", "pull", 1000))
     # With known sizes the timeline tells what a CUDA kernel takes; its formula is an outline.
     for plan in (UNFUSED, *(fused if device == "cpu" else ())):
-        expression = predict(Problem(kind, world, 2, s, (512,), k, "bf16"), plan, machine)
+        expression = predict(Problem(op, world, 2, s, (512,), k, "bf16"), plan, architecture)
         assert expression.free_symbols <= {s, k}
-        number = predict(Problem(kind, world, 2, rows, (512,), depth, "bf16"), plan, machine)
+        number = predict(Problem(op, world, 2, rows, (512,), depth, "bf16"), plan, architecture)
         assert math.isclose(float(expression.subs({s: rows, k: depth})), number, rel_tol=1e-9)
 
 
-# (kind, M, N, K, microseconds): bf16, two H200 with NVLink, NCCL and cuBLAS one after the other.
-SEQUENTIAL: list[tuple[Kind, int, int, int, int]] = [
-    ("all_gather_matmul", 1024, 6144, 12288, 283),
-    ("all_gather_matmul", 4096, 6144, 12288, 1022),
-    ("all_gather_matmul", 8192, 6144, 12288, 1971),
-    ("all_gather_matmul", 8192, 7168, 8192, 1625),
-    ("all_gather_matmul", 8192, 1280, 8192, 520),
-    ("matmul_reduce_scatter", 1024, 12288, 6144, 281),
-    ("matmul_reduce_scatter", 4096, 12288, 6144, 1027),
-    ("matmul_reduce_scatter", 8192, 12288, 6144, 2108),
-    ("matmul_reduce_scatter", 8192, 8192, 3584, 946),
-    ("matmul_reduce_scatter", 8192, 8192, 1024, 513),
+SM90 = ARCHITECTURES["cuda"]
+
+# (op, M, N, K, microseconds): bf16, two H200 with NVLink, NCCL and cuBLAS one after the other.
+SEQUENTIAL: list[tuple[Op, int, int, int, int]] = [
+    (ALL_GATHER_MATMUL, 1024, 6144, 12288, 283),
+    (ALL_GATHER_MATMUL, 4096, 6144, 12288, 1022),
+    (ALL_GATHER_MATMUL, 8192, 6144, 12288, 1971),
+    (ALL_GATHER_MATMUL, 8192, 7168, 8192, 1625),
+    (ALL_GATHER_MATMUL, 8192, 1280, 8192, 520),
+    (MATMUL_REDUCE_SCATTER, 1024, 12288, 6144, 281),
+    (MATMUL_REDUCE_SCATTER, 4096, 12288, 6144, 1027),
+    (MATMUL_REDUCE_SCATTER, 8192, 12288, 6144, 2108),
+    (MATMUL_REDUCE_SCATTER, 8192, 8192, 3584, 946),
+    (MATMUL_REDUCE_SCATTER, 8192, 8192, 1024, 513),
 ]
 
 
-@pytest.mark.parametrize(("kind", "m", "n", "k", "measured"), SEQUENTIAL)
-def test_unfused_predictions_are_near_the_clock(kind: Kind, m: int, n: int, k: int, measured: int) -> None:
-    predicted = predict(Problem(kind, 2, 1, m // 2, (n,), k, "bf16"), UNFUSED, CUDA)
+@pytest.mark.parametrize(("op", "m", "n", "k", "measured"), SEQUENTIAL)
+def test_unfused_predictions_are_near_the_clock(op: Op, m: int, n: int, k: int, measured: int) -> None:
+    predicted = predict(Problem(op, 2, 1, m // 2, (n,), k, "bf16"), UNFUSED, SM90)
     assert abs(predicted / measured - 1) < 0.08
 
 
 def test_a_fused_op_is_never_predicted_faster_than_its_matmul() -> None:
-    for kind, m, n, k, _ in SEQUENTIAL:
-        problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16")
+    for op, m, n, k, _ in SEQUENTIAL:
+        problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16")
         fastest = 2 * m * n * k / (1e6 * CUDA.bf16.value)
         # cuBLAS lacks the tile that suits 8192, 7168, 8192.
-        assert predict(problem, Plan("mesh", "push", m // 4), CUDA) > 0.98 * fastest
+        assert predict(problem, Plan("mesh", "push", m // 4), SM90) > 0.98 * fastest
 
 
 def test_sizes_of_a_problem() -> None:
-    gather = Problem("all_gather_matmul", 4, 2, 8, (32, 16), 64, "bf16")
+    gather = Problem(ALL_GATHER_MATMUL, 4, 2, 8, (32, 16), 64, "bf16")
     assert (gather.m, gather.extent) == (64, 8)
     assert gather.flops == 2 * 64 * 48 * 64
     assert (gather.shard_bytes, gather.moved_bytes) == (2 * 8 * 64 * 2, 3 * 2 * 8 * 64 * 2)
-    scatter = Problem("matmul_reduce_scatter", 4, 1, 8, (32,), 64, "fp32", split="columns")
+    scatter = Problem(MATMUL_REDUCE_SCATTER, 4, 1, 8, (32,), 64, "fp32", split="columns")
     assert (scatter.m, scatter.extent, scatter.shard_bytes) == (8, 8, 8 * 8 * 4)
     rows = sympy.Symbol("s0", positive=True, integer=True)
-    open_problem = Problem("matmul_reduce_scatter", 4, 2, rows, (sympy.Integer(32),), 64, "fp32")
+    open_problem = Problem(MATMUL_REDUCE_SCATTER, 4, 2, rows, (sympy.Integer(32),), 64, "fp32")
     assert open_problem.symbols == {rows}
     assert (open_problem.m, open_problem.shard_bytes) == (8 * rows, 2 * rows * 32 * 4)
     assert open_problem.columns == (32,)
 
 
 def test_explain_shows_the_parts_and_their_formulas() -> None:
-    problem = Problem("all_gather_matmul", 2, 1, 4096, (1280,), 8192, "bf16")
+    problem = Problem(ALL_GATHER_MATMUL, 2, 1, 4096, (1280,), 8192, "bf16")
     plan = Plan("mesh", "push", 1024)
-    text = explain(problem, plan, CUDA)
+    text = explain(problem, plan, SM90)
     assert "mesh push chunk=1024" in text
-    assert f"{plan!s:<24}{predict(problem, plan, CUDA):12.1f} us" in text
+    assert f"{plan!s:<24}{predict(problem, plan, SM90):12.1f} us" in text
     assert "one transfer                  53.6 us  = transfer + 0.001*shard_bytes/(chunks*push)" in text
 
 

@@ -16,10 +16,13 @@ from flux_inductor.planning.exchange import (
     adopted,
     alike,
     exchange_of,
-    gather_moves,
     geometry,
     judge,
+    moves_text,
 )
+from flux_inductor.planning.installed import CPU_ONLY
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import parse_plan
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import choose
@@ -109,16 +112,16 @@ def test_ranks_that_have_decided_change_nothing(sites: list[Site], data: st.Data
     assert again.plan == answer.plan
 
 
-def problem(columns: int = 32, depth: int = 64, kind: str = "all_gather_matmul", rows: int = 128) -> Problem:
-    return Problem(kind=kind, world=2, strips=1, rows=rows, columns=(columns,), depth=depth, dtype="bf16")  # type: ignore[arg-type]
+def problem(columns: int = 32, depth: int = 64, op: Op = ALL_GATHER_MATMUL, rows: int = 128) -> Problem:
+    return Problem(op=op, world=2, strips=1, rows=rows, columns=(columns,), depth=depth, dtype="bf16")
 
 
 def test_what_the_exchange_does_not_depend_on() -> None:
     one, other = problem(columns=32), replace(problem(columns=313), return_gathered=True)
     assert geometry(one) == geometry(other) == "1 128 64 bf16"
-    one, other = (problem(depth=depth, kind="matmul_reduce_scatter") for depth in (64, 63))
+    one, other = (problem(depth=depth, op=MATMUL_REDUCE_SCATTER) for depth in (64, 63))
     assert geometry(one) == geometry(other) == "1 128 32 bf16"
-    assert gather_moves(1 * 128 * 64, "bf16") == "all_gather 8192 bf16"
+    assert moves_text("all_gather", 1 * 128 * 64, "bf16") == "all_gather 8192 bf16"
 
 
 PLANNED = "mesh push chunk=2560 last=1536 slices=4 tile=128x160x64/2x1 sweep=4 reserve=8"
@@ -126,20 +129,20 @@ PLANNED = "mesh push chunk=2560 last=1536 slices=4 tile=128x160x64/2x1 sweep=4 r
 
 def test_a_gather_keeps_its_tile_to_itself() -> None:
     table = parse_plan(f"m<=512: unfused; {PLANNED}")
-    exchange = exchange_of(table, "all_gather_matmul", "cuda")
+    exchange = exchange_of(table, ALL_GATHER_MATMUL, "cuda")
     assert exchange == "m<=512: unfused; mesh push chunk=2560 last=1536 slices=4"
-    assert adopted(table, "all_gather_matmul", "cuda", exchange) == table
-    another = adopted(table, "all_gather_matmul", "cuda", "mesh push chunk=64")
+    assert adopted(table, ALL_GATHER_MATMUL, "cuda", exchange) == table
+    another = adopted(table, ALL_GATHER_MATMUL, "cuda", "mesh push chunk=64")
     assert str(another) == "mesh push chunk=64 reserve=8"
 
 
 def test_the_chunks_of_a_cuda_scatter_follow_its_tiles() -> None:
     text = "mesh store chunk=1024 width=1536 tile=256x192x64/2x1 sweep=4"
-    exchange = exchange_of(parse_plan(f"{text} reserve=8"), "matmul_reduce_scatter", "cuda")
+    exchange = exchange_of(parse_plan(f"{text} reserve=8"), MATMUL_REDUCE_SCATTER, "cuda")
     assert exchange == text
     own = parse_plan("mesh push chunk=64 reserve=8")
-    assert str(adopted(own, "matmul_reduce_scatter", "cuda", exchange)) == f"{text} reserve=8"
-    assert exchange_of(parse_plan("unfused"), "matmul_reduce_scatter", "cuda") == ""
+    assert str(adopted(own, MATMUL_REDUCE_SCATTER, "cuda", exchange)) == f"{text} reserve=8"
+    assert exchange_of(parse_plan("unfused"), MATMUL_REDUCE_SCATTER, "cuda") == ""
 
 
 @pytest.mark.parametrize("columns", [156, 157, 25128, 25121])
@@ -148,11 +151,12 @@ def test_shards_that_differ_by_a_column_decide_alike(columns: int) -> None:
     topology = Topology.parse("cpu ranks=2 nodes=1 link=shm")
     for low in (columns // 16 * 16 + 1, columns):
         ours, theirs = (
-            choose(problem(columns=size, rows=64), topology) for size in (low, -(-low // 16) * 16)
+            choose(problem(columns=size, rows=64), topology, installed=CPU_ONLY)
+            for size in (low, -(-low // 16) * 16)
         )
         assert ours == theirs
         ours, theirs = (
-            choose(problem(depth=size, kind="matmul_reduce_scatter"), topology)
+            choose(problem(depth=size, op=MATMUL_REDUCE_SCATTER), topology, installed=CPU_ONLY)
             for size in (low, -(-low // 16) * 16)
         )
         assert ours == theirs

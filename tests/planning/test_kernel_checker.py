@@ -10,32 +10,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flux_inductor.planning.fit import fitted
-from flux_inductor.planning.kernel_checker import counter_example, gather_fault, scatter_fault
-from flux_inductor.planning.kernel_order import gather_order, scatter_order
-from flux_inductor.planning.kernel_queues import GatherRank, ScatterRank, gather_queues, scatter_queues
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import Direction, Plan
-from flux_inductor.planning.problem import Kind, Problem
+from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.progress import Queue, Simulation, deadlock
+from flux_inductor.planning.sm90.all_gather_matmul import gather_order
+from flux_inductor.planning.sm90.fit import fitted, menu_of
+from flux_inductor.planning.sm90.gather_checker import gather_fault
+from flux_inductor.planning.sm90.kernel_checker import counter_example
+from flux_inductor.planning.sm90.kernel_queues import GatherRank, ScatterRank, gather_queues, scatter_queues
+from flux_inductor.planning.sm90.matmul_reduce_scatter import scatter_order
+from flux_inductor.planning.sm90.scatter_checker import scatter_fault
+from flux_inductor.planning.sm90.tiles import known
 from flux_inductor.planning.strategy import candidates
-from flux_inductor.planning.tiles import MENUS, known
+from flux_inductor.planning.tile import Tile
 
-KINDS: tuple[Kind, ...] = ("all_gather_matmul", "matmul_reduce_scatter")
-TILE = "128x128x64/2x1"
-GATHER = Problem("all_gather_matmul", 2, 1, 600, (300,), 200, "bf16")
+OPS: tuple[Op, ...] = (ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER)
+TILE = Tile.parse("128x128x64/2x1")
+GATHER = Problem(ALL_GATHER_MATMUL, 2, 1, 600, (300,), 200, "bf16")
 GATHER_PLAN = Plan("mesh", "push", 300, TILE, sweep=1, last=250, slices=3)
-SCATTER = Problem("matmul_reduce_scatter", 2, 1, 512, (512,), 200, "bf16")
+SCATTER = Problem(MATMUL_REDUCE_SCATTER, 2, 1, 512, (512,), 200, "bf16")
 PUSH = Plan("mesh", "push", 256, TILE, sweep=1, width=256)
 STORE = replace(PUSH, direction="store")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("world", [*range(2, 9), 16])
-def test_every_plan_the_strategy_can_emit_is_free_of_deadlocks(kind: Kind, world: int) -> None:
-    rng = random.Random(f"{kind} {world}")
+def test_every_plan_the_strategy_can_emit_is_free_of_deadlocks(op: Op, world: int) -> None:
+    rng = random.Random(f"{op} {world}")
     for rows, columns, depth in ((1, 8, 8), (200, 520, 256), (900, 1288, 2048)):
         strips = 1 + (world < 6)
-        problem = Problem(kind, world, strips, rows // min(world, 4) + 1, (columns,), depth, "bf16")
+        problem = Problem(op, world, strips, rows // min(world, 4) + 1, (columns,), depth, "bf16")
         plans = candidates(problem, "cuda")
         for plan in rng.sample(plans, min(len(plans), 3)):
             for at_once in (1, 5, 1000):
@@ -46,13 +52,13 @@ def test_every_plan_the_strategy_can_emit_is_free_of_deadlocks(kind: Kind, world
 @given(st.data())
 def test_random_plans_are_free_of_deadlocks(data: st.DataObject) -> None:
     """Of any tile and cut; launched with other numbers of clusters on each rank."""
-    kind, world = data.draw(st.sampled_from(KINDS)), data.draw(st.integers(2, 5))
+    op, world = data.draw(st.sampled_from(OPS)), data.draw(st.integers(2, 5))
     small, sizes = st.integers(1, 3), st.integers(1, 700)
-    count = data.draw(st.integers(1, 2)) if kind == "all_gather_matmul" else 1
+    count = data.draw(st.integers(1, 2)) if op == ALL_GATHER_MATMUL else 1
     columns = tuple(data.draw(sizes) for _ in range(count))
-    problem = Problem(kind, world, data.draw(small), data.draw(sizes), columns, data.draw(sizes), "bf16")
-    tile = str(data.draw(st.sampled_from(MENUS[kind])))
-    if kind == "all_gather_matmul":
+    problem = Problem(op, world, data.draw(small), data.draw(sizes), columns, data.draw(sizes), "bf16")
+    tile = data.draw(st.sampled_from(menu_of(problem)))
+    if op == ALL_GATHER_MATMUL:
         last, slices = data.draw(st.integers(0, 700)), data.draw(st.sampled_from([0, 2, 3, 4]))
         plan = Plan("mesh", "push", data.draw(sizes), tile, data.draw(small), last=last, slices=slices)
     else:
@@ -146,8 +152,8 @@ def test_own_tiles_come_behind_what_they_wait_for(
     direction: Direction, sweep: int, width: int, at_once: int, world: int
 ) -> None:
     """Whatever the own tiles before a peer's wait for, comes before that on every rank."""
-    problem = Problem("matmul_reduce_scatter", world, 2, 1500, (3000,), 64, "bf16")
-    for tile in map(str, MENUS[problem.kind]):
+    problem = Problem(MATMUL_REDUCE_SCATTER, world, 2, 1500, (3000,), 64, "bf16")
+    for tile in menu_of(problem):
         plan = Plan("mesh", direction, 1, tile, sweep, width)
         schedule = scatter_order(problem, plan, 1)
         order = [(part, chunk) for (part, _, _, _, chunk), *_ in schedule.clusters(at_once)]
@@ -181,8 +187,8 @@ def test_the_first_cluster_that_needs_a_chunk_is_found(
     strips: int, rows: int, columns: int, sweep: int, chunk: int, data: st.DataObject
 ) -> None:
     last, slices = data.draw(st.integers(0, 500)), data.draw(st.sampled_from([0, 2, 3]))
-    problem = Problem("all_gather_matmul", 3, strips, rows, (columns,), 500, "bf16")
-    plan = Plan("mesh", "push", chunk, "64x256x64/2x1/pingpong", sweep, last=last, slices=slices)
+    problem = Problem(ALL_GATHER_MATMUL, 3, strips, rows, (columns,), 500, "bf16")
+    plan = Plan("mesh", "push", chunk, Tile.parse("64x256x64/2x1/pingpong"), sweep, last=last, slices=slices)
     order = gather_order(problem, plan, 0, columns)
     clusters = order.clusters()
     of_part = len(clusters) // 3
@@ -250,8 +256,8 @@ def test_a_scatter_that_is_not_whole_is_named() -> None:
 
 def test_the_plans_of_two_gpus_are_free_of_deadlocks() -> None:
     """Of the sizes of real layers, as many clusters resident as there are and few."""
-    for kind, n, k in (("all_gather_matmul", 1280, 8192), ("matmul_reduce_scatter", 8192, 1024)):
-        problem = Problem(kind, 2, 1, 2048, (n,), k, "bf16")  # type: ignore[arg-type]
+    for op, n, k in ((ALL_GATHER_MATMUL, 1280, 8192), (MATMUL_REDUCE_SCATTER, 8192, 1024)):
+        problem = Problem(op, 2, 1, 2048, (n,), k, "bf16")  # type: ignore[arg-type]
         for plan in candidates(problem, "cuda"):
-            assert fitted(problem, plan, MENUS[problem.kind]) == plan
+            assert fitted(problem, plan, menu_of(problem)) == plan
             assert counter_example(problem, plan, [66, 66], [66, 3]) is None

@@ -6,17 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, Plan, PlanTable, check_plan, parse_plan, single
-from flux_inductor.planning.problem import Kind
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER, OPS
+from flux_inductor.planning.ops.op import Op
+from flux_inductor.planning.plan import UNFUSED, Plan, PlanTable, check_plan, parse_plan, single
+from flux_inductor.planning.tile import Tile
 from flux_inductor.planning.topology import Device
 
 counts = st.integers(1, 1 << 30)
-tiles = st.one_of(
-    st.just(""),
-    st.builds(
-        "{}x{}x{}/{}x{}{}".format, counts, counts, counts, counts, counts, st.sampled_from(["", "/pingpong"])
-    ),
-)
+tiles = st.none() | st.builds(Tile, counts, counts, counts, counts, counts, st.booleans())
 maybe = st.one_of(st.just(0), counts)
 plans = st.one_of(
     st.just(UNFUSED),
@@ -53,13 +50,13 @@ def test_the_plan_of_a_size_is_the_first_whose_bound_holds_it(table: PlanTable, 
 
 
 def test_texts() -> None:
-    push = Plan("mesh", "push", 64)
+    push, tile = Plan("mesh", "push", 64), Tile(256, 192, 64, 2, 1)
     assert str(single(UNFUSED)) == "unfused"
     assert str(single(push)) == "mesh push chunk=64"
-    assert str(Plan("mesh", "pull", 8, "256x192x64/2x1")) == "mesh pull chunk=8 tile=256x192x64/2x1"
-    store = Plan("mesh", "store", 512, "256x192x64/2x1", sweep=1, width=384, reserve=8)
+    assert str(Plan("mesh", "pull", 8, tile)) == "mesh pull chunk=8 tile=256x192x64/2x1"
+    store = Plan("mesh", "store", 512, tile, sweep=1, width=384, reserve=8)
     assert str(store) == "mesh store chunk=512 width=384 tile=256x192x64/2x1 sweep=1 reserve=8"
-    sliced = Plan("mesh", "push", 2560, "128x160x64/2x1", sweep=4, last=1536, slices=4)
+    sliced = Plan("mesh", "push", 2560, Tile(128, 160, 64, 2, 1), sweep=4, last=1536, slices=4)
     assert str(sliced) == "mesh push chunk=2560 last=1536 slices=4 tile=128x160x64/2x1 sweep=4"
     table = parse_plan("m<=512: unfused;m<=4096 : mesh push  chunk=64; mesh push chunk=256 ")
     assert str(table) == "m<=512: unfused; m<=4096: mesh push chunk=64; mesh push chunk=256"
@@ -102,35 +99,34 @@ def test_an_error_names_the_token_and_the_remedy(text: str, token: str, remedy: 
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "device", "words"),
+    ("text", "op", "device", "words"),
     [
-        ("mesh store chunk=4", "all_gather_matmul", "cuda", "cannot 'store'; valid: push"),
-        ("mesh pull chunk=4", "all_gather_matmul", "cuda", "cannot 'pull'; valid: push"),
-        ("mesh pull chunk=4", "matmul_reduce_scatter", "cuda", "cannot 'pull'; valid: push, store"),
-        ("mesh store chunk=4", "matmul_reduce_scatter", "cpu", "cannot 'store'; valid: push, pull"),
-        ("mesh push chunk=4 reserve=8", "matmul_reduce_scatter", "cpu", "remove 'reserve='"),
-        ("mesh push chunk=4 last=4", "all_gather_matmul", "cpu", "on cpu are all alike; remove 'last='"),
-        ("mesh push chunk=4 slices=4", "all_gather_matmul", "cpu", "remove 'slices='"),
+        ("mesh store chunk=4", ALL_GATHER_MATMUL, "cuda", "cannot 'store'; valid: push"),
+        ("mesh pull chunk=4", ALL_GATHER_MATMUL, "cuda", "cannot 'pull'; valid: push"),
+        ("mesh pull chunk=4", MATMUL_REDUCE_SCATTER, "cuda", "cannot 'pull'; valid: push, store"),
+        ("mesh store chunk=4", MATMUL_REDUCE_SCATTER, "cpu", "cannot 'store'; valid: push, pull"),
+        ("mesh push chunk=4 reserve=8", MATMUL_REDUCE_SCATTER, "cpu", "remove 'reserve='"),
+        ("mesh push chunk=4 last=4", ALL_GATHER_MATMUL, "cpu", "on cpu are all alike; remove 'last='"),
+        ("mesh push chunk=4 slices=4", ALL_GATHER_MATMUL, "cpu", "remove 'slices='"),
         (
             "mesh push chunk=4 last=4",
-            "matmul_reduce_scatter",
+            MATMUL_REDUCE_SCATTER,
             "cuda",
             "on cuda are all alike; remove 'last='",
         ),
-        ("mesh store chunk=4 slices=4", "matmul_reduce_scatter", "cuda", "remove 'slices='"),
+        ("mesh store chunk=4 slices=4", MATMUL_REDUCE_SCATTER, "cuda", "remove 'slices='"),
     ],
 )
-def test_a_plan_that_an_engine_cannot_run_is_an_error(
-    text: str, kind: Kind, device: Device, words: str
-) -> None:
+def test_a_plan_that_an_engine_cannot_run_is_an_error(text: str, op: Op, device: Device, words: str) -> None:
     with pytest.raises(ValueError, match=f"plan '{text}': .*{words}"):
-        check_plan(parse_plan(text).at(1), kind, device)
+        check_plan(parse_plan(text).at(1), op, device)
 
 
 def test_what_an_engine_can_run_passes() -> None:
-    for (device, kind), directions in DIRECTIONS.items():
-        for direction in directions:
-            check_plan(Plan("mesh", direction, 4), kind, device)
-        check_plan(UNFUSED, kind, device)
-    check_plan(Plan("mesh", "store", 4, reserve=8), "matmul_reduce_scatter", "cuda")
-    check_plan(Plan("mesh", "push", 4, last=2, slices=2), "all_gather_matmul", "cuda")
+    for op in OPS:
+        for device, directions in op.directions.items():
+            for direction in directions:
+                check_plan(Plan("mesh", direction, 4), op, device)
+            check_plan(UNFUSED, op, device)
+    check_plan(Plan("mesh", "store", 4, reserve=8), MATMUL_REDUCE_SCATTER, "cuda")
+    check_plan(Plan("mesh", "push", 4, last=2, slices=2), ALL_GATHER_MATMUL, "cuda")

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import Plan
-from flux_inductor.planning.problem import Kind
 from flux_inductor.planning.schedule import Chunk, Transfer, rank_schedule, schedule
 
-kinds = st.sampled_from(["all_gather_matmul", "matmul_reduce_scatter"])
+ops = st.sampled_from([ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER])
 directions = st.sampled_from(["push", "pull"])
 worlds = st.integers(1, 9)
 sizes = st.integers(0, 40)
@@ -20,7 +21,7 @@ chunks = st.integers(1, 50)
 
 
 def test_all_gather_of_three_ranks() -> None:
-    orders = rank_schedule("all_gather_matmul", 3, 1, 10, Plan("mesh", "push", 6))
+    orders = rank_schedule(ALL_GATHER_MATMUL, 3, 1, 10, Plan("mesh", "push", 6))
     own = (Chunk(1, 0, 0, 6), Chunk(1, 1, 6, 10))
     assert orders.transfers == (*(Transfer(1, 0, c) for c in own), *(Transfer(1, 2, c) for c in own))
     assert [(chunk.owner, chunk.start) for chunk in orders.steps] == [
@@ -34,17 +35,17 @@ def test_all_gather_of_three_ranks() -> None:
 
 
 def test_reduce_scatter_of_three_ranks() -> None:
-    orders = rank_schedule("matmul_reduce_scatter", 3, 1, 10, Plan("mesh", "pull", 10))
+    orders = rank_schedule(MATMUL_REDUCE_SCATTER, 3, 1, 10, Plan("mesh", "pull", 10))
     own = Chunk(1, 0, 0, 10)
     assert orders.transfers == (Transfer(0, 1, own), Transfer(2, 1, own))
     assert [chunk.owner for chunk in orders.steps] == [2, 0, 1]
 
 
-@given(kinds, worlds, sizes, chunks, directions)
+@given(ops, worlds, sizes, chunks, directions)
 def test_steps_cover_the_product_once(
-    kind: Kind, world: int, extent: int, chunk: int, direction: Literal["push", "pull"]
+    op: Op, world: int, extent: int, chunk: int, direction: Literal["push", "pull"]
 ) -> None:
-    made = schedule(kind, world, extent, Plan("mesh", direction, chunk))
+    made = schedule(op, world, extent, Plan("mesh", direction, chunk))
     for orders in made.ranks:
         rows = [(c.owner, row) for c in orders.steps for row in range(c.start, c.stop)]
         assert sorted(rows) == [(owner, row) for owner in range(world) for row in range(extent)]
@@ -52,12 +53,12 @@ def test_steps_cover_the_product_once(
         assert len(orders.steps) == world * -(-extent // chunk)
 
 
-@given(kinds, worlds, st.integers(1, 40), chunks, directions)
+@given(ops, worlds, st.integers(1, 40), chunks, directions)
 def test_each_port_carries_one_stream_at_a_time(
-    kind: Kind, world: int, extent: int, chunk: int, direction: Literal["push", "pull"]
+    op: Op, world: int, extent: int, chunk: int, direction: Literal["push", "pull"]
 ) -> None:
     """The k-th transfers of all ranks: every rank once a source, once a target, never its own."""
-    made = schedule(kind, world, extent, Plan("mesh", direction, chunk))
+    made = schedule(op, world, extent, Plan("mesh", direction, chunk))
     for together in zip(*(orders.transfers for orders in made.ranks), strict=True):
         assert sorted(t.source for t in together) == list(range(world))
         assert sorted(t.target for t in together) == list(range(world))
@@ -68,7 +69,7 @@ def test_each_port_carries_one_stream_at_a_time(
 def test_all_gather_arrives_in_the_order_of_the_steps(
     world: int, extent: int, chunk: int, direction: Literal["push", "pull"]
 ) -> None:
-    made = schedule("all_gather_matmul", world, extent, Plan("mesh", direction, chunk))
+    made = schedule(ALL_GATHER_MATMUL, world, extent, Plan("mesh", direction, chunk))
     rounds = zip(*(orders.transfers for orders in made.ranks), strict=True)
     moved = [transfer for together in rounds for transfer in together]
     for rank, orders in enumerate(made.ranks):
@@ -80,7 +81,7 @@ def test_all_gather_arrives_in_the_order_of_the_steps(
 def test_reduce_scatter_sends_in_the_order_of_the_steps_and_ends_with_own(
     world: int, extent: int, chunk: int, direction: Literal["push", "pull"]
 ) -> None:
-    made = schedule("matmul_reduce_scatter", world, extent, Plan("mesh", direction, chunk))
+    made = schedule(MATMUL_REDUCE_SCATTER, world, extent, Plan("mesh", direction, chunk))
     rounds = zip(*(orders.transfers for orders in made.ranks), strict=True)
     moved = [transfer for together in rounds for transfer in together]
     for rank, orders in enumerate(made.ranks):
@@ -90,6 +91,6 @@ def test_reduce_scatter_sends_in_the_order_of_the_steps_and_ends_with_own(
 
 @pytest.mark.parametrize("direction", ["push", "pull"])
 def test_the_executor_of_a_transfer(direction: Literal["push", "pull"]) -> None:
-    made = schedule("all_gather_matmul", 4, 8, Plan("mesh", direction, 4))
+    made = schedule(ALL_GATHER_MATMUL, 4, 8, Plan("mesh", direction, 4))
     for rank, orders in enumerate(made.ranks):
         assert {t.source if direction == "push" else t.target for t in orders.transfers} == {rank}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import cast
 
@@ -10,22 +11,25 @@ import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flux_inductor.planning import strategy
+from flux_inductor.planning.architectures import ARCHITECTURES
 from flux_inductor.planning.cost import predict
-from flux_inductor.planning.machine import MACHINES
-from flux_inductor.planning.plan import DIRECTIONS, UNFUSED, check_plan, parse_plan
-from flux_inductor.planning.problem import Kind, Problem, Size
+from flux_inductor.planning.installed import CPU_ONLY, Engine, Installed
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER, OPS
+from flux_inductor.planning.ops.op import Op
+from flux_inductor.planning.plan import UNFUSED, check_plan, parse_plan
+from flux_inductor.planning.problem import Problem, Size
+from flux_inductor.planning.sm90.limits import GRANULE
 from flux_inductor.planning.strategy import MODES, Decision, Mode, candidates, choose, priced, worth_us
 from flux_inductor.planning.table import MOST_ROWS, TOLERANCE
-from flux_inductor.planning.tiles import GRANULE
 from flux_inductor.planning.topology import Device, Topology
+from tests.support.installations import EVERYWHERE
 
 S = sympy.Symbol("s0", integer=True, positive=True)
 B = sympy.Symbol("s1", integer=True, positive=True)
 BOTH: tuple[Device, ...] = ("cpu", "cuda")
 
 devices: st.SearchStrategy[Device] = st.sampled_from(["cpu", "cuda"])
-kinds: st.SearchStrategy[Kind] = st.sampled_from(["all_gather_matmul", "matmul_reduce_scatter"])
+ops: st.SearchStrategy[Op] = st.sampled_from([ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER])
 powers = st.integers(0, 13).map(lambda power: 1 << power)
 sizes = st.one_of(powers, st.integers(1, 9000))
 
@@ -34,12 +38,12 @@ sizes = st.one_of(powers, st.integers(1, 9000))
 def problems(draw: st.DrawFn, device: Device) -> Problem:
     """Any problem that an engine of the device can run."""
     cuda = device == "cuda"
-    kind, world = draw(kinds), draw(st.integers(2, 8))
-    split = "rows" if cuda or kind == "all_gather_matmul" else draw(st.sampled_from(["rows", "columns"]))
+    op, world = draw(ops), draw(st.integers(2, 8))
+    split = "rows" if cuda or op == ALL_GATHER_MATMUL else draw(st.sampled_from(["rows", "columns"]))
     granule = GRANULE if cuda else 1
     columns = granule * draw(sizes) * (world if split == "columns" else 1)
     return Problem(
-        kind,
+        op,
         world,
         strips=draw(st.integers(1, 4)),
         rows=draw(sizes),
@@ -47,7 +51,7 @@ def problems(draw: st.DrawFn, device: Device) -> Problem:
         depth=granule * draw(sizes),
         dtype=draw(st.sampled_from(["bf16", "fp16" if cuda else "fp32"])),
         split=split,  # type: ignore[arg-type]
-        return_gathered=kind == "all_gather_matmul" and draw(st.booleans()),
+        return_gathered=op == ALL_GATHER_MATMUL and draw(st.booleans()),
     )
 
 
@@ -59,7 +63,7 @@ def topology(device: Device, ranks: int) -> Topology:
 
 
 def decide(problem: Problem, device: Device, mode: Mode = "auto") -> Decision:
-    return choose(problem, topology(device, problem.world), mode, engines=BOTH)
+    return choose(problem, topology(device, problem.world), mode, installed=EVERYWHERE)
 
 
 @given(placed)
@@ -67,11 +71,12 @@ def test_auto_fuses_what_is_predicted_faster_by_the_margin_and_nothing_else(
     where: tuple[Problem, Device],
 ) -> None:
     problem, device = where
-    machine = MACHINES[device]
+    architecture = ARCHITECTURES[device]
+    machine = architecture.machine
     decision = decide(problem, device)
     problem = priced(problem)
-    least = min(predict(problem, plan, machine) for plan in candidates(problem, device))
-    unfused = predict(problem, UNFUSED, machine)
+    least = min(predict(problem, plan, architecture) for plan in candidates(problem, device))
+    unfused = predict(problem, UNFUSED, architecture)
     assert decision.fused == (least <= worth_us(unfused, machine))
     assert least <= (1 - machine.margin.value) * unfused or not decision.fused
     assert unfused - least >= machine.least_gain.value or not decision.fused
@@ -79,7 +84,7 @@ def test_auto_fuses_what_is_predicted_faster_by_the_margin_and_nothing_else(
     assert f"predicted {least:.0f} us fused against {unfused:.0f} us unfused" in decision.reason
     assert decision.code == ("" if decision.fused else "not-profitable")
     chosen = decision.plan.at(cast(int, problem.m))
-    assert predict(problem, chosen, machine) == (least if decision.fused else unfused)
+    assert predict(problem, chosen, architecture) == (least if decision.fused else unfused)
 
 
 @given(placed)
@@ -97,15 +102,16 @@ def test_always_and_never(where: tuple[Problem, Device]) -> None:
 @given(placed, st.sampled_from(["auto", "always"]), st.integers(1, MOST_ROWS))
 def test_a_table_is_near_the_best_at_every_m(where: tuple[Problem, Device], mode: Mode, m: int) -> None:
     problem, device = where
-    machine = MACHINES[device]
+    architecture = ARCHITECTURES[device]
+    machine = architecture.machine
     open_problem = Problem(**{**vars(problem), "rows": S})
     table = decide(open_problem, device, mode).plan
     rows = max(m // cast(int, open_problem.m.subs(S, 1)), 1)  # type: ignore[union-attr]
     concrete = Problem(**{**vars(problem), "rows": rows})
-    time = predict(concrete, table.at(cast(int, concrete.m)), machine)
+    time = predict(concrete, table.at(cast(int, concrete.m)), architecture)
     plans = candidates(open_problem, device)
-    unfused = predict(concrete, UNFUSED, machine)
-    best = min(predict(concrete, plan, machine) for plan in plans)
+    unfused = predict(concrete, UNFUSED, architecture)
+    best = min(predict(concrete, plan, architecture) for plan in plans)
     assert len(table.entries) < 20
     if mode == "auto":
         # Tiles make steps between two probed sizes.
@@ -118,7 +124,7 @@ def test_a_table_is_near_the_best_at_every_m(where: tuple[Problem, Device], mode
 
 
 def test_symbolic_batch_and_length_share_one_table() -> None:
-    problem = Problem("matmul_reduce_scatter", 8, B, S, (8192,), 1024, "bf16")
+    problem = Problem(MATMUL_REDUCE_SCATTER, 8, B, S, (8192,), 1024, "bf16")
     decision = decide(problem, "cuda")
     assert decision.fused
     assert decision.plan.entries[0][1] == UNFUSED
@@ -126,22 +132,20 @@ def test_symbolic_batch_and_length_share_one_table() -> None:
     assert f"by ranges of M; at M={cast(int, first) + 64}: predicted" in decision.reason
 
 
-def test_what_no_kernel_was_compiled_for_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategy, "_engines", {"cpu"})
-    monkeypatch.setattr(strategy, "_variants", {})
-    strategy.add_engine("cuda", [("bf16", "k_major")])
+def test_what_no_kernel_was_compiled_for_is_left_alone() -> None:
+    installed = Installed((Engine("cpu"), Engine("cuda", (("bf16", "k_major"),))))
     topology = Topology("cuda", 2, link="nvlink")
-    problem = Problem("matmul_reduce_scatter", 2, 1, 4096, (8192,), 8192, "bf16")
-    assert strategy.choose(problem, topology, "always").fused
+    problem = Problem(MATMUL_REDUCE_SCATTER, 2, 1, 4096, (8192,), 8192, "bf16")
+    assert choose(problem, topology, "always", installed=installed).fused
     for other in (replace(problem, layout="n_major"), replace(problem, dtype="fp16")):
-        decision = strategy.choose(other, topology, "always")
+        decision = choose(other, topology, "always", installed=installed)
         assert (decision.fused, decision.code) == (False, "kernel")
         assert "no kernel was compiled for" in decision.reason
-    assert strategy.engines() == ("cpu []", "cuda [('bf16', 'k_major')]")
+    assert str(installed) == "cpu [] cuda [('bf16', 'k_major')]"
 
 
 def test_an_unknown_width_is_left_alone() -> None:
-    problem = Problem("matmul_reduce_scatter", 2, 1, 4096, (8192,), S, "bf16")
+    problem = Problem(MATMUL_REDUCE_SCATTER, 2, 1, 4096, (8192,), S, "bf16")
     left = decide(problem, "cuda")
     assert (left.fused, left.code) == (False, "unknown-size")
     assert "s0 of N or K" in left.reason
@@ -163,11 +167,10 @@ def test_an_unknown_width_is_left_alone() -> None:
 def test_what_cannot_run_says_why_in_every_mode(
     world: int, rows: int, text: str, code: str, words: str
 ) -> None:
-    problem = Problem("all_gather_matmul", world, 1, rows, (64,), 64, "bf16")
+    problem = Problem(ALL_GATHER_MATMUL, world, 1, rows, (64,), 64, "bf16")
     modes: tuple[Mode, ...] = ("auto", "always")
-    engines: tuple[Device, ...] = ("cpu",)
     for mode in modes:
-        decision = choose(problem, Topology.parse(text), mode, engines=engines)
+        decision = choose(problem, Topology.parse(text), mode, installed=CPU_ONLY)
         assert (decision.fused, str(decision.plan), decision.code) == (False, "unfused", code)
         assert words in decision.reason
         assert decision.fused_us is None
@@ -185,7 +188,7 @@ def test_what_cannot_run_says_why_in_every_mode(
 )
 def test_what_the_cuda_kernels_lack_is_left_unfused(change: dict[str, object], words: str) -> None:
     sizes = {"world": 2, "strips": 1, "rows": 4096, "columns": (64,), "depth": 64, "dtype": "bf16"} | change
-    problem = Problem("matmul_reduce_scatter", **sizes)  # type: ignore[arg-type]
+    problem = Problem(MATMUL_REDUCE_SCATTER, **sizes)  # type: ignore[arg-type]
     for mode in MODES[:2]:
         decision = decide(problem, "cuda", mode)
         assert (decision.fused, decision.code) == (False, "kernel")
@@ -193,29 +196,28 @@ def test_what_the_cuda_kernels_lack_is_left_unfused(change: dict[str, object], w
 
 
 def test_every_plan_is_one_that_the_engine_can_run() -> None:
-    for device, kind in DIRECTIONS:
-        for rows in (S, 4096):
-            problem = Problem(kind, 2, 1, rows, (6144,), 12288, "bf16")
-            plans = candidates(problem, device)
-            assert {plan.direction for plan in plans} == set(DIRECTIONS[device, kind])
-            for plan in plans:
-                check_plan(plan, kind, device)
+    for device, op, rows in itertools.product(BOTH, OPS, (S, 4096)):
+        problem = Problem(op, 2, 1, rows, (6144,), 12288, "bf16")
+        plans = candidates(problem, device)
+        assert {plan.direction for plan in plans} == set(op.directions[device])
+        for plan in plans:
+            check_plan(plan, op, device)
 
 
 def test_a_gathered_tensor_that_is_kept_is_pushed_on_cuda() -> None:
     for keep in (False, True):
-        problem = Problem("all_gather_matmul", 2, 1, 4096, (6144,), 12288, "bf16", return_gathered=keep)
+        problem = Problem(ALL_GATHER_MATMUL, 2, 1, 4096, (6144,), 12288, "bf16", return_gathered=keep)
         assert decide(problem, "cuda").plan.at(8192).direction == "push"
 
 
-@pytest.mark.parametrize("kind", ["all_gather_matmul", "matmul_reduce_scatter"])
+@pytest.mark.parametrize("op", [ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER])
 @pytest.mark.parametrize("rows", [4096, S])
-def test_multiprocessors_are_left_to_other_communication_where_there_is_any(kind: Kind, rows: Size) -> None:
-    problem = Problem(kind, 2, 1, rows, (8192,), 8192, "bf16")
+def test_multiprocessors_are_left_to_other_communication_where_there_is_any(op: Op, rows: Size) -> None:
+    problem = Problem(op, 2, 1, rows, (8192,), 8192, "bf16")
 
     def reserves(shared: bool, reserve: int | None = None) -> set[int]:
         where = Topology("cuda", 2, link="nvlink", shared=shared)
-        decision = choose(problem, where, "always", reserve=reserve, engines=BOTH)
+        decision = choose(problem, where, "always", reserve=reserve, installed=EVERYWHERE)
         return {plan.reserve for _, plan in decision.plan.entries if plan.fused}
 
     assert reserves(shared=False) == {0}
@@ -225,24 +227,24 @@ def test_multiprocessors_are_left_to_other_communication_where_there_is_any(kind
 
 
 @pytest.mark.parametrize(
-    ("kind", "m", "n", "k", "plan"),
+    ("op", "m", "n", "k", "plan"),
     [
         (
-            *("all_gather_matmul", 8192, 1280, 8192),
+            *(ALL_GATHER_MATMUL, 8192, 1280, 8192),
             "mesh push chunk=4096 last=4096 slices=4 tile=256x160x64/2x1 sweep=8",
         ),
         (
-            *("all_gather_matmul", 4096, 1280, 8192),
+            *(ALL_GATHER_MATMUL, 4096, 1280, 8192),
             "mesh push chunk=2048 last=2048 slices=4 tile=128x160x64/2x1 sweep=8",
         ),
     ],
 )
-def test_what_the_link_bounds_gets_uneven_chunks(kind: Kind, m: int, n: int, k: int, plan: str) -> None:
-    problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16")
+def test_what_the_link_bounds_gets_uneven_chunks(op: Op, m: int, n: int, k: int, plan: str) -> None:
+    problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16")
     decision = decide(problem, "cuda")
     assert str(decision.plan) == plan
     evens = (each for each in candidates(problem, "cuda") if not each.last)
-    even_us = min(predict(problem, each, MACHINES["cuda"]) for each in evens)
+    even_us = min(predict(problem, each, ARCHITECTURES["cuda"]) for each in evens)
     assert decision.fused_us is not None
     assert decision.fused_us < 0.98 * even_us
     assert all(each.reserve == 12 for each in candidates(problem, "cuda", 12))
@@ -253,25 +255,25 @@ def test_what_the_link_bounds_gets_uneven_chunks(kind: Kind, m: int, n: int, k: 
     [(2, 8192, "store"), (2, 2048, "store"), (8, 8192, "store"), (2, 512, "store")],
 )
 def test_scatters_that_the_link_bounds_are_stored_by_the_kernel(world: int, m: int, direction: str) -> None:
-    problem = Problem("matmul_reduce_scatter", world, 1, m // world, (8192,), 1024, "bf16")
+    problem = Problem(MATMUL_REDUCE_SCATTER, world, 1, m // world, (8192,), 1024, "bf16")
     assert decide(problem, "cuda").plan.at(m).direction == direction
 
 
 @pytest.mark.parametrize("n", [6144, 7168])
 @pytest.mark.parametrize("m", [2048, 4096, 8192])
 def test_what_arithmetic_bounds_keeps_even_chunks(m: int, n: int) -> None:
-    pairs: list[tuple[Kind, int, int]] = [
-        ("all_gather_matmul", n, 8192),
-        ("matmul_reduce_scatter", 8192, n // 2),
+    pairs: list[tuple[Op, int, int]] = [
+        (ALL_GATHER_MATMUL, n, 8192),
+        (MATMUL_REDUCE_SCATTER, 8192, n // 2),
     ]
-    for kind, columns, depth in pairs:
-        problem = Problem(kind, 2, 1, m // 2, (columns,), depth, "bf16")
+    for op, columns, depth in pairs:
+        problem = Problem(op, 2, 1, m // 2, (columns,), depth, "bf16")
         plan = decide(problem, "cuda").plan.at(m)
         assert (plan.last, plan.slices) == (0, 0)
 
 
 def test_shards_in_strips_are_gathered_in_even_chunks() -> None:
-    problem = Problem("all_gather_matmul", 2, 2, 2048, (1280,), 8192, "bf16")
+    problem = Problem(ALL_GATHER_MATMUL, 2, 2, 2048, (1280,), 8192, "bf16")
     assert not any(plan.last for plan in candidates(problem, "cuda"))
 
 
@@ -286,33 +288,33 @@ FUSED_DECODE = [(2, 8192, 14336), (2, 8192, 4096), (4, 4096, 1024)]
 def test_decode_is_left_unfused_on_cuda(m: int, depth: int, world: int) -> None:
     """Llama 8B and 70B: one token of each of a few sequences."""
     width = {4096: 14336, 8192: 28672}[depth]
-    pairs: list[tuple[Kind, int, int]] = [
-        ("all_gather_matmul", 2 * width // world, depth),
-        ("all_gather_matmul", (depth + 2048) // world, depth),
-        ("matmul_reduce_scatter", depth, width // world),
-        ("matmul_reduce_scatter", depth, depth // world),
+    pairs: list[tuple[Op, int, int]] = [
+        (ALL_GATHER_MATMUL, 2 * width // world, depth),
+        (ALL_GATHER_MATMUL, (depth + 2048) // world, depth),
+        (MATMUL_REDUCE_SCATTER, depth, width // world),
+        (MATMUL_REDUCE_SCATTER, depth, depth // world),
     ]
-    for kind, n, k in pairs:
-        problem = Problem(kind, world, 1, m // world, (n,), k, "bf16")
-        pays = m == 256 and kind == "matmul_reduce_scatter" and (world, n, k) in FUSED_DECODE
+    for op, n, k in pairs:
+        problem = Problem(op, world, 1, m // world, (n,), k, "bf16")
+        pays = m == 256 and op == MATMUL_REDUCE_SCATTER and (world, n, k) in FUSED_DECODE
         assert decide(problem, "cuda").fused == pays, problem
 
 
 def test_a_cpu_plan_reserves_nothing() -> None:
-    problem = Problem("all_gather_matmul", 2, 1, 512, (512,), 512, "fp32")
-    decision = choose(problem, Topology("cpu", 2, shared=True), "always", reserve=8)
+    problem = Problem(ALL_GATHER_MATMUL, 2, 1, 512, (512,), 512, "fp32")
+    decision = choose(problem, Topology("cpu", 2, shared=True), "always", reserve=8, installed=CPU_ONLY)
     assert [plan.reserve for _, plan in decision.plan.entries] == [0]
 
 
 @pytest.mark.parametrize("reserve", [-1, 67])
 def test_a_reserve_that_leaves_no_room_is_an_error(reserve: int) -> None:
-    problem = Problem("all_gather_matmul", 2, 1, 512, (512,), 512, "bf16")
+    problem = Problem(ALL_GATHER_MATMUL, 2, 1, 512, (512,), 512, "bf16")
     with pytest.raises(ValueError, match=f"reserve_multiprocessors={reserve} is out of range.* 0 to 66 of"):
-        choose(problem, topology("cuda", 2), reserve=reserve, engines=BOTH)
+        choose(problem, topology("cuda", 2), reserve=reserve, installed=EVERYWHERE)
 
 
 def test_an_unknown_mode_is_an_error_that_lists_the_modes() -> None:
-    problem = Problem("all_gather_matmul", 2, 1, 64, (64,), 64, "bf16")
+    problem = Problem(ALL_GATHER_MATMUL, 2, 1, 64, (64,), 64, "bf16")
     with pytest.raises(ValueError, match=r"'sometimes'.*auto, always, never"):
-        choose(problem, topology("cpu", 2), cast(Mode, "sometimes"))
+        choose(problem, topology("cpu", 2), cast(Mode, "sometimes"), installed=CPU_ONLY)
     assert MODES == ("auto", "always", "never")

@@ -8,16 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flux_inductor.planning.fit import MOST_SIGNALS, SWEEPS, fitted, op_us
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import Direction, Plan, parse_plan
-from flux_inductor.planning.problem import Kind, Problem
-from flux_inductor.planning.tiles import Menu, Tile, at_once, grid
+from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.sm90.fit import fitted, op_us
+from flux_inductor.planning.sm90.matmul_reduce_scatter import MOST_SIGNALS
+from flux_inductor.planning.sm90.sweep import SWEEPS
+from flux_inductor.planning.sm90.tiles import Menu, at_once, grid
+from flux_inductor.planning.tile import Tile
 
-MENU: Menu = tuple(
-    map(
-        Tile.parse,
-        ("128x256x64/2x1", "256x192x64/2x1", "128x192x64/2x1", "256x128x64/2x1", "128x128x64/2x1/pingpong"),
-    )
+MENU: Menu = (
+    Tile.parse("128x256x64/2x1"),
+    Tile.parse("256x192x64/2x1"),
+    Tile.parse("128x192x64/2x1"),
+    Tile.parse("256x128x64/2x1"),
+    Tile.parse("128x128x64/2x1/pingpong"),
 )
 
 
@@ -44,15 +50,15 @@ def test_a_malformed_tile_is_an_error() -> None:
     ],
 )
 def test_the_tile_that_fills_the_waves_wins(m: int, n: int, tile: str) -> None:
-    problem = Problem("all_gather_matmul", 2, 1, m // 2, (n,), 8192, "bf16")
+    problem = Problem(ALL_GATHER_MATMUL, 2, 1, m // 2, (n,), 8192, "bf16")
     whole = Plan("mesh", "push", m // 2)
-    assert fitted(problem, whole, MENU).tile == tile
+    assert str(fitted(problem, whole, MENU).tile) == tile
     times = {str(other): op_us(problem, fitted(problem, whole, (other,))) for other in MENU}
     assert min(times, key=lambda name: times[name]) == tile
 
 
 @given(
-    st.sampled_from(["all_gather_matmul", "matmul_reduce_scatter"]),
+    st.sampled_from([ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER]),
     st.integers(2, 8),
     st.integers(1, 4),
     st.integers(1, 5000),
@@ -62,17 +68,17 @@ def test_the_tile_that_fills_the_waves_wins(m: int, n: int, tile: str) -> None:
     st.sampled_from([0, 8, 20]),
 )
 def test_a_fitted_plan_is_whole_and_its_chunks_follow_the_sweep(
-    kind: Kind, world: int, strips: int, rows: int, columns: int, chunks: int, stored: bool, reserve: int
+    op: Op, world: int, strips: int, rows: int, columns: int, chunks: int, stored: bool, reserve: int
 ) -> None:
-    problem = Problem(kind, world, strips, rows, (8 * columns,), 512, "bf16")
-    direction: Direction = "store" if stored and kind == "matmul_reduce_scatter" else "push"
+    problem = Problem(op, world, strips, rows, (8 * columns,), 512, "bf16")
+    direction: Direction = "store" if stored and op == MATMUL_REDUCE_SCATTER else "push"
     plan = fitted(problem, Plan("mesh", direction, -(-rows // chunks), reserve=reserve), MENU)
     assert (plan.direction, plan.reserve) == (direction, reserve)
     assert parse_plan(str(plan)).at(problem.m) == plan  # type: ignore[arg-type]
     assert fitted(problem, plan, MENU) == plan
-    tiles = grid(Tile.parse(plan.tile), problem, 8 * columns)
+    tiles = grid(plan.kernel_tile, problem, 8 * columns)
     assert 1 <= plan.sweep <= tiles.rows
-    if kind == "matmul_reduce_scatter":
+    if op == MATMUL_REDUCE_SCATTER:
         step = tiles.tile.n * tiles.tile.cluster_n
         assert plan.width % step == 0
         assert 0 < plan.width <= tiles.columns * step
@@ -82,9 +88,9 @@ def test_a_fitted_plan_is_whole_and_its_chunks_follow_the_sweep(
 
 
 def test_what_a_kernel_stores_has_several_signals_a_round() -> None:
-    problem = Problem("matmul_reduce_scatter", 2, 1, 4096, (12288,), 6144, "bf16")
+    problem = Problem(MATMUL_REDUCE_SCATTER, 2, 1, 4096, (12288,), 6144, "bf16")
     plan = fitted(problem, Plan("mesh", "store", 4096), MENU)
-    tile = Tile.parse(plan.tile)
+    tile = plan.kernel_tile
     tiles = grid(tile, problem, 12288)
     chunks = -(-4096 // plan.chunk) * -(-12288 // plan.width)
     rounds = tiles.rows * tiles.columns / at_once(tile)
@@ -95,9 +101,9 @@ def test_what_a_kernel_stores_has_several_signals_a_round() -> None:
 @pytest.mark.parametrize("width", [8, 100, 1 << 20])
 def test_any_width_may_be_given(direction: Direction, width: int) -> None:
     """A width below a tile's counts as one column of tiles, which is how the engine reads it."""
-    problem = Problem("matmul_reduce_scatter", 2, 1, 4096, (12288,), 6144, "bf16")
+    problem = Problem(MATMUL_REDUCE_SCATTER, 2, 1, 4096, (12288,), 6144, "bf16")
     plan = fitted(problem, Plan("mesh", direction, 512, width=width), MENU)
-    tile = Tile.parse(plan.tile)
+    tile = plan.kernel_tile
     whole = replace(plan, width=max(tile.n, -(-width // tile.n) * tile.n))
     assert plan.width == width
     assert op_us(problem, plan) == op_us(problem, whole)
@@ -106,19 +112,19 @@ def test_any_width_may_be_given(direction: Direction, width: int) -> None:
 def test_multiprocessors_left_to_others_hold_no_tiles() -> None:
     tile = Tile.parse("256x192x64/2x1")
     assert [at_once(tile, reserve) for reserve in (0, 8, 9, 131, 132)] == [66, 62, 61, 1, 1]
-    problem = Problem("all_gather_matmul", 2, 1, 4096, (6144,), 12288, "bf16")
+    problem = Problem(ALL_GATHER_MATMUL, 2, 1, 4096, (6144,), 12288, "bf16")
     free, reserved = (fitted(problem, Plan("mesh", "push", 4096, reserve=n), MENU) for n in (0, 40))
     assert op_us(problem, reserved) > 1.2 * op_us(problem, free)
 
 
 def test_an_empty_menu_is_named() -> None:
-    problem = Problem("all_gather_matmul", 2, 1, 512, (512,), 512, "bf16")
+    problem = Problem(ALL_GATHER_MATMUL, 2, 1, 512, (512,), 512, "bf16")
     with pytest.raises(ValueError, match="no all_gather_matmul kernel was compiled for bf16"):
         fitted(problem, Plan("mesh", "push", 64), ())
 
 
 def test_a_tile_that_is_not_compiled_is_named_with_those_that_are() -> None:
-    problem = Problem("all_gather_matmul", 2, 1, 512, (512,), 512, "bf16")
+    problem = Problem(ALL_GATHER_MATMUL, 2, 1, 512, (512,), 512, "bf16")
     with pytest.raises(
         ValueError, match=r"no kernel with tile 64x64x64/1x1 for bf16; valid: 128x256x64/2x1, "
     ):

@@ -14,18 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flux_inductor.planning import timeline
+from flux_inductor.planning.architectures import ARCHITECTURES
 from flux_inductor.planning.cost import predict
-from flux_inductor.planning.fit import fitted, op_us
-from flux_inductor.planning.machine import CUDA, KERNEL
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
+from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import UNFUSED, Direction, Plan, parse_plan
-from flux_inductor.planning.problem import Kind, Problem
+from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.sm90 import timeline
+from flux_inductor.planning.sm90.fit import fitted, menu_of, op_us
+from flux_inductor.planning.sm90.model import KERNEL
+from flux_inductor.planning.sm90.tiles import grid
+from flux_inductor.planning.sm90.timeline import Gathered, Rounds, Turns, gather_us, push_us, store_us
 from flux_inductor.planning.strategy import candidates
-from flux_inductor.planning.tiles import MENUS, Tile, grid
-from flux_inductor.planning.timeline import Gathered, Rounds, Turns, gather_us, push_us, store_us
+from flux_inductor.planning.tile import Tile
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-KINDS: tuple[Kind, ...] = ("all_gather_matmul", "matmul_reduce_scatter")
+OPS: tuple[Op, ...] = (ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER)
 CHUNK_BYTES = 1 << 20
 SWEPT_ROWS = 2048  # of benchmarks.kernels
 
@@ -186,17 +190,20 @@ class Measured:
         return op_us(self.problem, self.plan)
 
 
-def measured(kind: Kind) -> dict[tuple[int, int, int], list[Measured]]:
+NAMED: dict[str, Op] = {op.name: op for op in OPS}
+
+
+def measured(op: Op) -> dict[tuple[int, int, int], list[Measured]]:
     """Every tile and cut of the committed benchmark of the kernels, by M, N, K; without the tiny shapes."""
     shapes: dict[tuple[int, int, int], list[Measured]] = {}
-    for row in json.loads((RESULTS / f"kernels_{kind}.json").read_text())["results"]:
+    for row in json.loads((RESULTS / f"kernels_{op.name}.json").read_text())["results"]:
         m, n, k = row["m"], row["n"], row["k"]
         name, *cut = row["candidate"].split(" ")
         direction: Direction = "store" if "store" in cut else "push"
         numbers = [int(part.split("=")[1]) for part in cut if "=" in part]
         if not numbers or m < 1024:
             continue
-        problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16")
+        problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16")
         shapes.setdefault((m, n, k), []).append(
             Measured(problem, _plan(problem, name, direction, numbers), row["us"])
         )
@@ -207,43 +214,41 @@ def _plan(problem: Problem, name: str, direction: Direction, numbers: list[int])
     tile, rows, n = Tile.parse(name), problem.rows, problem.columns[0]
     assert isinstance(rows, int)
     assert isinstance(n, int)
-    if problem.kind == "all_gather_matmul":
+    if problem.op == ALL_GATHER_MATMUL:
         chunk = -(-rows // numbers[0])
-        return Plan("mesh", "push", chunk, name, sweep=max(1, min(SWEPT_ROWS, chunk) // (2 * tile.m)))
+        return Plan("mesh", "push", chunk, tile, sweep=max(1, min(SWEPT_ROWS, chunk) // (2 * tile.m)))
     tiles = grid(tile, problem, n)
     sweep = min(numbers[0], tiles.rows)
     width = -(-tiles.columns // numbers[1]) * tile.n
-    return Plan("mesh", direction, min(sweep * tile.m * tile.cluster_m, rows), name, sweep, width)
+    return Plan("mesh", direction, min(sweep * tile.m * tile.cluster_m, rows), tile, sweep, width)
 
 
-def shapes() -> Iterator[tuple[Kind, tuple[int, int, int]]]:
-    return ((kind, shape) for kind in KINDS for shape in measured(kind))
+def shapes() -> Iterator[tuple[Op, tuple[int, int, int]]]:
+    return ((op, shape) for op in OPS for shape in measured(op))
 
 
-@pytest.mark.parametrize(("kind", "shape"), list(shapes()))
-def test_what_is_predicted_fastest_was_measured_nearly_fastest(
-    kind: Kind, shape: tuple[int, int, int]
-) -> None:
-    found = [one for one in measured(kind)[shape] if Tile.parse(one.plan.tile) in MENUS[kind]]
+@pytest.mark.parametrize(("op", "shape"), list(shapes()))
+def test_what_is_predicted_fastest_was_measured_nearly_fastest(op: Op, shape: tuple[int, int, int]) -> None:
+    found = [one for one in measured(op)[shape] if one.plan.tile in menu_of(one.problem)]
     chosen = min(found, key=lambda one: one.predicted)
     assert chosen.us <= 1.05 * min(one.us for one in found), chosen.plan
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_predictions_are_near_the_clock(kind: Kind) -> None:
-    errors = [abs(one.predicted / one.us - 1) for found in measured(kind).values() for one in found]
+@pytest.mark.parametrize("op", OPS)
+def test_predictions_are_near_the_clock(op: Op) -> None:
+    errors = [abs(one.predicted / one.us - 1) for found in measured(op).values() for one in found]
     assert sorted(errors)[len(errors) // 2] < 0.03
-    assert sorted(errors)[len(errors) * 9 // 10] < (0.07 if kind == "all_gather_matmul" else 0.09)
+    assert sorted(errors)[len(errors) * 9 // 10] < (0.07 if op == ALL_GATHER_MATMUL else 0.09)
 
 
-def engine_runs() -> dict[tuple[str, Kind, int, int, int], list[Measured]]:
+def engine_runs() -> dict[tuple[str, Op, int, int, int], list[Measured]]:
     """Calls through the engine, by run and shape; a run compares its plans with one another."""
-    runs: dict[tuple[str, Kind, int, int, int], list[Measured]] = {}
+    runs: dict[tuple[str, Op, int, int, int], list[Measured]] = {}
     for row in json.loads((RESULTS / "plans.json").read_text())["rows"]:
-        kind, m, n, k = row["op"], row["m"], row["n"], row["k"]
-        problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16", return_gathered=row["kept"])
-        plan = fitted(problem, parse_plan(row["plan"]).at(m), MENUS[kind])
-        runs.setdefault((row["run"], kind, m, n, k), []).append(Measured(problem, plan, row["us"]))
+        op, m, n, k = NAMED[row["op"]], row["m"], row["n"], row["k"]
+        problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16", return_gathered=row["kept"])
+        plan = fitted(problem, parse_plan(row["plan"]).at(m), menu_of(problem))
+        runs.setdefault((row["run"], op, m, n, k), []).append(Measured(problem, plan, row["us"]))
     return runs
 
 
@@ -252,7 +257,7 @@ COMPARED = {key: found for key, found in engine_runs().items() if key[0] != "str
 
 @pytest.mark.parametrize("key", list(COMPARED))
 def test_what_is_predicted_fastest_is_nearly_the_fastest_of_the_engine(
-    key: tuple[str, Kind, int, int, int],
+    key: tuple[str, Op, int, int, int],
 ) -> None:
     chosen = min(COMPARED[key], key=lambda one: one.predicted)
     fastest = min(one.us for one in COMPARED[key])
@@ -271,14 +276,14 @@ def test_predictions_are_near_the_engine() -> None:
 def test_the_transport_is_chosen_that_was_measured_faster() -> None:
     """By 5 %, or, of stores, 12 %: copies of two chunks are predicted up to a tenth too fast."""
     seen = Counter[Direction]()
-    for (_, kind, m, n, k), found in COMPARED.items():
+    for (_, op, m, n, k), found in COMPARED.items():
         best: dict[Direction, float] = {}
         for one in found:
             best[one.plan.direction] = min(one.us, best.get(one.plan.direction, one.us))
         faster = min(best, key=lambda direction: best[direction])
         if max(best.values()) < (1.12 if faster == "store" else 1.05) * best[faster]:
             continue
-        problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16")
+        problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16")
         fastest = min(candidates(problem, "cuda"), key=lambda plan: op_us(problem, plan))
         assert fastest.direction == faster, (m, n, k)
         seen[faster] += 1
@@ -288,34 +293,34 @@ def test_the_transport_is_chosen_that_was_measured_faster() -> None:
 @pytest.mark.parametrize(("m", "k"), [(4096, 2048), (2048, 3584), (4096, 3584), (8192, 3584)])
 def test_stores_lose_to_the_copy_engine_where_arithmetic_is_the_bound(m: int, k: int) -> None:
     """Measured with 2048: 1.14 of the product alone, where copies took 1.07; with 1024: 1.25 and 1.46."""
-    problem = Problem("matmul_reduce_scatter", 2, 1, m // 2, (8192,), k, "bf16")
+    problem = Problem(MATMUL_REDUCE_SCATTER, 2, 1, m // 2, (8192,), k, "bf16")
     fastest = min(candidates(problem, "cuda"), key=lambda plan: op_us(problem, plan))
     assert fastest.direction == "push"
 
 
 def test_a_link_bound_gather_is_cut_into_more_than_two_chunks() -> None:
-    problem = Problem("all_gather_matmul", 2, 1, 4096, (1280,), 8192, "bf16")
+    problem = Problem(ALL_GATHER_MATMUL, 2, 1, 4096, (1280,), 8192, "bf16")
     even = [plan for plan in candidates(problem, "cuda") if not plan.last]
     fastest = min(even, key=lambda plan: op_us(problem, plan))
     assert 512 < fastest.chunk <= 4096 // 3
 
 
-# (kind, M, N, K, plan with even chunks, with uneven ones, microseconds of both): kernels of two H200.
-UNEVEN: list[tuple[Kind, int, int, int, str, str, float, float]] = [
+# (op, M, N, K, plan with even chunks, with uneven ones, microseconds of both): kernels of two H200.
+UNEVEN: list[tuple[Op, int, int, int, str, str, float, float]] = [
     (
-        *("all_gather_matmul", 8192, 1280, 8192),
+        *(ALL_GATHER_MATMUL, 8192, 1280, 8192),
         "mesh push chunk=1024 tile=128x128x64/2x1/pingpong sweep=4",
         "mesh push chunk=2560 last=1536 slices=4 tile=128x160x64/2x1 sweep=4",
         *(251.9, 243.0),
     ),
     (
-        *("all_gather_matmul", 4096, 1280, 8192),
+        *(ALL_GATHER_MATMUL, 4096, 1280, 8192),
         "mesh push chunk=1024 tile=128x128x64/2x1/pingpong sweep=4",
         "mesh push chunk=1024 last=1024 slices=4 tile=128x160x64/2x1 sweep=4",
         *(147.7, 135.3),
     ),
     (
-        *("all_gather_matmul", 2048, 1280, 8192),
+        *(ALL_GATHER_MATMUL, 2048, 1280, 8192),
         "mesh push chunk=1024 tile=128x128x64/2x1/pingpong sweep=4",
         "mesh push chunk=1024 last=1024 slices=4 tile=128x160x64/2x1 sweep=4",
         *(96.4, 87.0),
@@ -323,13 +328,13 @@ UNEVEN: list[tuple[Kind, int, int, int, str, str, float, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "m", "n", "k", "even", "uneven", "even_us", "uneven_us"), UNEVEN)
+@pytest.mark.parametrize(("op", "m", "n", "k", "even", "uneven", "even_us", "uneven_us"), UNEVEN)
 def test_uneven_chunks_gain_about_what_was_measured(
-    kind: Kind, m: int, n: int, k: int, even: str, uneven: str, even_us: float, uneven_us: float
+    op: Op, m: int, n: int, k: int, even: str, uneven: str, even_us: float, uneven_us: float
 ) -> None:
-    problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16")
+    problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16")
     first, second = (
-        op_us(problem, fitted(problem, parse_plan(text).at(m), MENUS[kind])) for text in (even, uneven)
+        op_us(problem, fitted(problem, parse_plan(text).at(m), menu_of(problem))) for text in (even, uneven)
     )
     assert abs(first / even_us - 1) < 0.12
     assert abs(second / uneven_us - 1) < 0.06
@@ -337,30 +342,30 @@ def test_uneven_chunks_gain_about_what_was_measured(
 
 
 def test_a_sweep_across_two_chunks_waits_for_both() -> None:
-    problem = Problem("all_gather_matmul", 2, 1, 4096, (1280,), 8192, "bf16")
-    apart, across = (Plan("mesh", "push", 2048, "128x160x64/2x1", sweep) for sweep in (4, 6))
+    problem = Problem(ALL_GATHER_MATMUL, 2, 1, 4096, (1280,), 8192, "bf16")
+    apart, across = (Plan("mesh", "push", 2048, Tile.parse("128x160x64/2x1"), sweep) for sweep in (4, 6))
     # Measured across: 1.33 and 1.38 of the product alone, where four chunks, also apart, took 1.21.
     assert op_us(problem, across) > 1.1 * op_us(problem, apart)
-    chosen = fitted(problem, Plan("mesh", "push", 2048, "128x160x64/2x1"), MENUS[problem.kind])
+    chosen = fitted(problem, Plan("mesh", "push", 2048, Tile.parse("128x160x64/2x1")), menu_of(problem))
     assert 2048 % (chosen.sweep * 256) == 0, "chunks are whole sweeps"
 
 
-# (kind, M, N, K, microseconds): through the engine on two H200, see benchmarks/results/ops.json.
+# (op, M, N, K, microseconds): through the engine on two H200, see benchmarks/results/ops.json.
 ENGINE = [
-    (row["op"], row["m"], row["n"], row["k"], row["us"])
+    (NAMED[row["op"]], row["m"], row["n"], row["k"], row["us"])
     for row in json.loads((RESULTS / "ops.json").read_text())["rows"]
     if row["candidate"] == "ours" and row["m"] >= 1024 and row["us"] > 200
 ]
 
 
-@pytest.mark.parametrize(("kind", "m", "n", "k", "us"), ENGINE)
+@pytest.mark.parametrize(("op", "m", "n", "k", "us"), ENGINE)
 def test_a_chosen_plan_is_not_slower_than_what_was_measured(
-    kind: Kind, m: int, n: int, k: int, us: float
+    op: Op, m: int, n: int, k: int, us: float
 ) -> None:
-    problem = Problem(kind, 2, 1, m // 2, (n,), k, "bf16")
-    best = min(predict(problem, plan, CUDA) for plan in candidates(problem, "cuda"))
+    problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16")
+    best = min(predict(problem, plan, ARCHITECTURES["cuda"]) for plan in candidates(problem, "cuda"))
     # The two runs differ by their clocks.
-    assert best < min(1.06 * us, 0.9 * predict(problem, UNFUSED, CUDA))
+    assert best < min(1.06 * us, 0.9 * predict(problem, UNFUSED, ARCHITECTURES["cuda"]))
     assert best > 0.8 * us
 
 

@@ -19,8 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from flux_inductor.dtypes import DTYPES
+from flux_inductor.planning.ops.all_gather_matmul import GatherCall
+from flux_inductor.planning.ops.matmul_reduce_scatter import ScatterCall
+from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Layout
-from flux_inductor.runtime import cuda, engine
+from flux_inductor.runtime import cuda, cuda_gather, cuda_results, cuda_scatter, engine
 from flux_inductor.runtime.bound import BoundCalls
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_memory import Need
@@ -178,15 +182,14 @@ class StubGroup(CudaGroup):
         self._dead = "it was destroyed"
 
 
-def _prepare_gather(*arguments: Any) -> Prepared:
-    _, _, shape, _, weights, plan, dim, kept = arguments
-    return Prepared((shape, weights, dim), f"gather {shape} {weights} {plan} {dim} {kept}", Need())
+def _prepare_gather(call: GatherCall, rank: int, weights: Any, plan: Plan) -> Prepared:
+    return Prepared((call.shape, weights, call.dim), f"gather {call} {weights} {plan}", Need())
 
 
-def _prepare_scatter(*arguments: Any) -> Prepared:
-    _, _, shape, dtype, row_stride, weight_shape, plan, dim, reduce_op, scale, *_ = arguments
-    call = (shape, dtype, row_stride, weight_shape, dim, scale)
-    return Prepared(call, f"scatter {call} {plan} {reduce_op}", Need(), partials=8)
+def _prepare_scatter(call: ScatterCall, rank: int, row_stride: int, weight: Any, plan: Plan) -> Prepared:
+    dtype, scale = DTYPES[call.dtype], call.scale * call.factor
+    seen = (call.shape, dtype, row_stride, weight, call.dim, scale)
+    return Prepared(seen, f"scatter {call} {seen} {plan}", Need(), partials=8)
 
 
 def make_group() -> None:
@@ -211,7 +214,8 @@ def stub_engine(patch: pytest.MonkeyPatch, group: type[StubGroup]) -> None:
     patch.setattr(engine, "is_fake", lambda group: False)
     patch.setattr(engine, "_fused_engine", lambda device: cuda.CudaEngine())
     patch.setattr(cuda, "CudaGroup", group)
-    patch.setattr(cuda, "current_cuda_device", lambda: 0)
-    patch.setattr(cuda, "empty_strided_cuda", empty_strided)
-    patch.setattr(cuda, "prepare_gather", _prepare_gather)
-    patch.setattr(cuda, "prepare_scatter", _prepare_scatter)
+    for module in (cuda_gather, cuda_scatter):
+        patch.setattr(module, "current_cuda_device", lambda: 0)
+    patch.setattr(cuda_results, "empty_strided_cuda", empty_strided)
+    patch.setattr(cuda_gather, "prepare_gather", _prepare_gather)
+    patch.setattr(cuda_scatter, "prepare_scatter", _prepare_scatter)

@@ -19,6 +19,7 @@ from flux_inductor.runtime import cpu_group, errors
 from flux_inductor.runtime.cpu import CpuEngine
 from flux_inductor.runtime.groups import name_of
 from tests.ranks import run_ranks
+from tests.support.engines import all_gather_matmul, matmul_reduce_scatter
 
 GROUP = "0"
 PUSH, PULL = Plan("mesh", "push", 4), Plan("mesh", "pull", 4)
@@ -26,12 +27,12 @@ QUICK_S = 5.0  # far below the time-out of the groups here
 
 
 def gather(rows: int = 8, plan: Plan = PUSH, group: str = GROUP) -> None:
-    CpuEngine().all_gather_matmul(torch.ones(rows, 4), [torch.ones(4, 4)], [], group, plan, 0, False)
+    all_gather_matmul(CpuEngine(), torch.ones(rows, 4), [torch.ones(4, 4)], [], group, plan, 0, False)
 
 
 def scatter(rows: int = 8, plan: Plan = PUSH, group: str = GROUP) -> None:
     x, weight = torch.ones(rows, 4), torch.ones(4, 4)
-    CpuEngine().matmul_reduce_scatter(x, weight, None, None, group, plan, 0, "sum", 1.0)
+    matmul_reduce_scatter(CpuEngine(), x, weight, None, None, group, plan, 0, "sum", 1.0)
 
 
 def failure(
@@ -182,7 +183,7 @@ def failing(rank: int, world: int) -> None:
         assert seconds < QUICK_S
     else:
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
-            CpuEngine().all_gather_matmul(torch.ones(8, 4), [weight], [], GROUP, PUSH, 0, False)
+            all_gather_matmul(CpuEngine(), torch.ones(8, 4), [weight], [], GROUP, PUSH, 0, False)
 
 
 def interrupted(rank: int, world: int) -> None:

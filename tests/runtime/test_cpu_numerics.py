@@ -15,6 +15,7 @@ from flux_inductor.runtime import cpu_group
 from flux_inductor.runtime.cpu import CpuEngine
 from flux_inductor.runtime.reference import ReferenceEngine
 from tests.ranks import run_ranks
+from tests.support.engines import all_gather_matmul, matmul_reduce_scatter
 
 GROUP = "0"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,7 +73,7 @@ def gather(rank: int, world: int) -> None:
         biases = [None, torch.randn(5).to(case.dtype)] if number % 2 else []
         for wanted in (False, True):
             arguments = (x, weights, biases, GROUP, case.plan, case.dim, wanted)
-            fused, unfused = CPU.all_gather_matmul(*arguments), UNFUSED.all_gather_matmul(*arguments)
+            fused, unfused = all_gather_matmul(CPU, *arguments), all_gather_matmul(UNFUSED, *arguments)
             whole = torch.cat(shards, case.dim)
             for index, weight in enumerate(weights):
                 exact = whole.double() @ weight.double()
@@ -99,7 +100,7 @@ def scatter(rank: int, world: int) -> None:
         x = odd_strides(inputs[rank]) if number % 3 == 1 else inputs[rank]
         addend = addends[rank] if added else None
         arguments = (x, weight, bias, addend, GROUP, case.plan, case.dim, reduce_op, scale)
-        fused, unfused = CPU.matmul_reduce_scatter(*arguments), UNFUSED.matmul_reduce_scatter(*arguments)
+        fused, unfused = matmul_reduce_scatter(CPU, *arguments), matmul_reduce_scatter(UNFUSED, *arguments)
         exact = torch.zeros(*case.shape[:-1], 7 * world, dtype=torch.double)
         for peer in range(world):
             exact += scale * (inputs[peer].double() @ weight.double())
@@ -115,9 +116,9 @@ def many_ranks(rank: int, world: int) -> None:
     shards = [torch.randn(6, 16) for _ in range(world)]
     weight = torch.randn(16, 2 * world)
     for plan in plans():
-        (whole,) = CPU.all_gather_matmul(shards[rank], [weight], [], GROUP, plan, 0, False)
+        (whole,) = all_gather_matmul(CPU, shards[rank], [weight], [], GROUP, plan, 0, False)
         torch.testing.assert_close(whole, torch.cat(shards) @ weight)
-        part = CPU.matmul_reduce_scatter(shards[rank], weight, None, None, GROUP, plan, 1, "sum", 1.0)
+        part = matmul_reduce_scatter(CPU, shards[rank], weight, None, None, GROUP, plan, 1, "sum", 1.0)
         torch.testing.assert_close(part, (torch.stack(shards).sum(0) @ weight).chunk(world, 1)[rank])
 
 
@@ -128,8 +129,8 @@ def repeated(rank: int, world: int) -> None:
     for plan in plans():
         runs = []
         for _ in range(5):
-            results = CPU.all_gather_matmul(x, [weight], [], GROUP, plan, 0, True)
-            part = CPU.matmul_reduce_scatter(x, weight, None, None, GROUP, plan, 0, "avg", 1.0)
+            results = all_gather_matmul(CPU, x, [weight], [], GROUP, plan, 0, True)
+            part = matmul_reduce_scatter(CPU, x, weight, None, None, GROUP, plan, 0, "avg", 1.0)
             runs.append([*results, part])
         for again in runs[1:]:
             assert all(torch.equal(a, b) for a, b in zip(again, runs[0], strict=True)), plan
@@ -141,12 +142,12 @@ def special_values(rank: int, world: int) -> None:
     if rank == 1:
         x[0, 0], x[2, 3] = torch.nan, torch.inf
     for plan in plans():
-        whole, gathered = CPU.all_gather_matmul(x, [weight], [], GROUP, plan, 0, True)
+        whole, gathered = all_gather_matmul(CPU, x, [weight], [], GROUP, plan, 0, True)
         assert whole[4].isnan().all(), plan
         assert whole[6].isposinf().all(), plan
         assert whole.isfinite().sum() == 6 * 4, plan
         assert gathered[4, 0].isnan(), plan
-        part = CPU.matmul_reduce_scatter(x, weight, None, None, GROUP, plan, 0, "sum", 1.0)
+        part = matmul_reduce_scatter(CPU, x, weight, None, None, GROUP, plan, 0, "sum", 1.0)
         marks = part[0].isnan().all() and part[1].isfinite().all()
         assert marks if rank == 0 else part[0].isposinf().all(), plan
 
@@ -157,14 +158,14 @@ def kept_results(rank: int, world: int) -> None:
     weight = torch.randn(8, 4)
     for plan in plans():
         x = torch.randn(6, 8)
-        results = [*CPU.all_gather_matmul(x, [weight], [], GROUP, plan, 0, True)]
-        results.append(CPU.matmul_reduce_scatter(x, weight, None, None, GROUP, plan, 0, "sum", 1.0))
+        results = [*all_gather_matmul(CPU, x, [weight], [], GROUP, plan, 0, True)]
+        results.append(matmul_reduce_scatter(CPU, x, weight, None, None, GROUP, plan, 0, "sum", 1.0))
         copies = [result.clone() for result in results]
         x.fill_(torch.nan)  # compiled code reuses an input's memory right after the call
         for _ in range(3):
             y = torch.randn(6, 8)
-            CPU.all_gather_matmul(y, [weight], [], GROUP, plan, 0, True)
-            CPU.matmul_reduce_scatter(y, weight, None, None, GROUP, plan, 0, "sum", 1.0)
+            all_gather_matmul(CPU, y, [weight], [], GROUP, plan, 0, True)
+            matmul_reduce_scatter(CPU, y, weight, None, None, GROUP, plan, 0, "sum", 1.0)
         for result, copy in zip(results, copies, strict=True):
             assert torch.equal(result, copy), plan
 
@@ -173,17 +174,19 @@ def nothing(rank: int, world: int) -> None:
     """Sizes of zero."""
     plan = Plan("mesh", "push", 4)
     bias = torch.arange(3.0)
-    product, whole = CPU.all_gather_matmul(torch.empty(2, 0, 5), [torch.ones(5, 3)], [], GROUP, plan, 1, True)
+    product, whole = all_gather_matmul(
+        CPU, torch.empty(2, 0, 5), [torch.ones(5, 3)], [], GROUP, plan, 1, True
+    )
     assert product.shape == (2, 0, 3)
     assert whole.shape == (2, 0, 5)
-    (product,) = CPU.all_gather_matmul(torch.empty(2, 0), [torch.ones(0, 3)], [bias], GROUP, plan, 0, False)
+    (product,) = all_gather_matmul(CPU, torch.empty(2, 0), [torch.ones(0, 3)], [bias], GROUP, plan, 0, False)
     assert torch.equal(product, bias.expand(2 * world, 3))
-    part = CPU.matmul_reduce_scatter(
-        torch.empty(0, 5), torch.ones(5, 3), None, None, GROUP, plan, 0, "sum", 1.0
+    part = matmul_reduce_scatter(
+        CPU, torch.empty(0, 5), torch.ones(5, 3), None, None, GROUP, plan, 0, "sum", 1.0
     )
     assert part.shape == (0, 3)
     x = torch.empty(2 * world, 0)
-    part = CPU.matmul_reduce_scatter(x, torch.ones(0, 3), bias, None, GROUP, plan, 0, "sum", 1.0)
+    part = matmul_reduce_scatter(CPU, x, torch.ones(0, 3), bias, None, GROUP, plan, 0, "sum", 1.0)
     assert torch.equal(part, (world * bias).expand(2, 3))
 
 

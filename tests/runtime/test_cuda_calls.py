@@ -19,7 +19,7 @@ import flux_inductor
 from flux_inductor import ops  # noqa: F401  (registers the ops)
 from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import bound, cuda, cuda_memory, detect, engine
-from flux_inductor.runtime.bound import BoundCalls, GatherRun
+from flux_inductor.runtime.bound import BoundCalls, Run
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_operands import row_stride, weight_strides
 from flux_inductor.runtime.detect import topology_of
@@ -27,6 +27,7 @@ from flux_inductor.runtime.errors import DeadGroupError, FusedOpError, PeerTimeo
 from flux_inductor.runtime.groups import state_of
 from tests.runtime import cuda_stub
 from tests.runtime.cuda_stub import WORLD, StubGroup, make_group, stubbed
+from tests.support.engines import bind_scatter
 
 fused = torch.ops.flux_inductor
 GROUP, PLAN = "0", "mesh push chunk=64"
@@ -159,13 +160,13 @@ def test_calls_are_bound_once_and_counted_always(monkeypatch: pytest.MonkeyPatch
     engine.reset_executions()
     x, weight = torch.randn(4, 16), torch.randn(16, 8)
     bindings = []
-    bind = cuda.CudaEngine.bind_gather
+    bind = cuda.CudaEngine.bind
 
-    def bind_and_count(*arguments: Any) -> GatherRun:
+    def bind_and_count(*arguments: Any) -> Run:
         bindings.append(arguments)
         return bind(*arguments)
 
-    monkeypatch.setattr(cuda.CudaEngine, "bind_gather", bind_and_count)
+    monkeypatch.setattr(cuda.CudaEngine, "bind", bind_and_count)
     for _ in range(3):
         gather(torch.randn(4, 16), [weight], [])
     assert (len(bindings), workspace_calls()) == (1, 3)
@@ -211,18 +212,18 @@ def test_a_valid_call_makes_no_other_one_valid(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_call_that_cannot_run_is_not_remembered() -> None:
-    before = len(state_of(GROUP, BoundCalls).gathers)
+    before = len(state_of(GROUP, BoundCalls).known)
     for _ in range(2):
         with pytest.raises(ValueError, match="no weight"):
             gather(torch.randn(4, 16), [], [])
-    assert len(state_of(GROUP, BoundCalls).gathers) == before
+    assert len(state_of(GROUP, BoundCalls).known) == before
 
 
 def test_remembered_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound, "REMEMBERED", 4)
     for rows in range(1, 12):
         gather(torch.randn(rows, 16), [torch.randn(16, 8)], [])
-        assert len(state_of(GROUP, BoundCalls).gathers) <= 4
+        assert len(state_of(GROUP, BoundCalls).known) <= 4
 
 
 def test_remembered_calls_go_with_their_group() -> None:
@@ -300,7 +301,7 @@ def test_blocking_launches_would_hang_where_copies_follow_the_kernel(monkeypatch
         scatter(x, weight)
     gather(x, [weight], [])
     stores = Plan("mesh", "store", 64)
-    run = cuda.CudaEngine().bind_scatter(x, weight, None, None, GROUP, stores, 0, "sum", 1.0)
+    run = bind_scatter(cuda.CudaEngine(), x, weight, None, None, GROUP, stores, 0, "sum", 1.0)
     run(x, weight, None, None)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import torch
 
+from flux_inductor.planning.ops.all_gather_matmul import GatherCall
+from flux_inductor.planning.ops.matmul_reduce_scatter import ScatterCall
 from flux_inductor.planning.plan import parse_plan
-from flux_inductor.planning.tiles import menu_of
+from flux_inductor.planning.sm90.fit import menu_of
 from flux_inductor.runtime import cuda_prepare
 from flux_inductor.runtime.cuda_prepare import WeightShape
 
@@ -31,17 +32,14 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 def gather(rows: int, text: str) -> cuda_prepare.Prepared:
     weights: list[WeightShape] = [(1280, "k_major", 8192), (640, "k_major", 8192)]
     plan = parse_plan(text).at(2 * rows)
-    return cuda_prepare.prepare_gather(
-        2, 1, torch.Size((rows, 8192)), torch.bfloat16, weights, plan, 0, return_gathered=False
-    )
+    call = GatherCall((rows, 8192), (1280, 640), "bf16", "k_major", 2, 0, return_gathered=False)
+    return cuda_prepare.prepare_gather(call, 1, weights, plan)
 
 
-def scatter(rows: int, text: str, result: torch.dtype | None = None) -> cuda_prepare.Prepared:
+def scatter(rows: int, text: str, result: str = "bf16") -> cuda_prepare.Prepared:
     plan = parse_plan(text).at(rows)
-    return cuda_prepare.prepare_scatter(
-        *(2, 1, torch.Size((rows, 1024)), torch.bfloat16, 1024, (8192, "k_major", 1024), plan),
-        *(0, "sum", 1.0, False, result),
-    )
+    call = ScatterCall((rows, 1024), 8192, "bf16", "k_major", 2, 0, "sum", 1.0, result, addend=False)
+    return cuda_prepare.prepare_scatter(call, 1, 1024, (8192, "k_major", 1024), plan)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +75,13 @@ def test_a_scatter_by_a_plan(cut: str, sweep: int, columns: int) -> None:
 
 def test_partials_in_fp32() -> None:
     """As many elements, twice the bytes; and ranks must agree on it."""
-    plain, wide = (scatter(1024, "mesh push chunk=256", result) for result in (None, torch.float32))
+    plain, wide = (scatter(1024, "mesh push chunk=256", result) for result in ("bf16", "fp32"))
     assert wide.partials == plain.partials == 512 * 8192
     assert wide.need.slot_bytes == 2 * plain.need.slot_bytes == 4 * wide.partials
     assert "of 1 512 8192 bf16 as fp32" in wide.descriptor
     assert "of 1 512 8192 bf16," in plain.descriptor
     with pytest.raises(ValueError, match="no kernel with tile 256x128x64/2x1"):
-        scatter(1024, "mesh push chunk=256 tile=256x128x64/2x1", torch.float32)
+        scatter(1024, "mesh push chunk=256 tile=256x128x64/2x1", "fp32")
 
 
 def test_what_is_larger_than_the_product_counts_as_the_product() -> None:

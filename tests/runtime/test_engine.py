@@ -9,19 +9,21 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import stress
+from flux_inductor.planning.ops import ALL_GATHER_MATMUL
 from flux_inductor.planning.plan import UNFUSED, Plan
 from flux_inductor.runtime import cpu_group, trace
 from flux_inductor.runtime.detect import publish_host, topology_of
 from flux_inductor.runtime.engine import engine_for, executions, reset_executions
 from flux_inductor.runtime.groups import name_of
 from tests.ranks import run_ranks
+from tests.support.engines import bind_gather
 
 FUSED = Plan("mesh", "push", 2)
 
 
 def choices(rank: int, world: int) -> None:
     def engine(plan: Plan, device: str = "cpu", group: str = "0") -> str:
-        return engine_for("all_gather_matmul", device, group, plan).name
+        return engine_for(ALL_GATHER_MATMUL, device, group, plan).name
 
     reset_executions()
     assert engine(FUSED) == "cpu"
@@ -50,9 +52,8 @@ def traces(rank: int, world: int) -> None:
     cpu_group.INLINE_BYTES = 0  # the transfer thread's events are seen from the caller's side
     for direction in ("push", "pull"):
         plan = Plan("mesh", direction, 2)  # type: ignore[arg-type]
-        run = engine_for("all_gather_matmul", "cpu", "0", plan).bind_gather(
-            x, [weight], [], "0", plan, 0, False
-        )
+        engine = engine_for(ALL_GATHER_MATMUL, "cpu", "0", plan)
+        run = bind_gather(engine, x, [weight], [], "0", plan, 0, False)
         with trace.record_trace() as events:
             run(x, [weight], [])
         with (

@@ -15,6 +15,7 @@ from flux_inductor.runtime.cpu import CpuEngine
 from flux_inductor.runtime.errors import FusedOpError
 from flux_inductor.runtime.reference import ReferenceEngine
 from tests.ranks import run_ranks
+from tests.support.engines import matmul_reduce_scatter
 
 GROUP = "0"
 DTYPES = (torch.bfloat16, torch.float16)
@@ -54,8 +55,8 @@ def scatter(rank: int, world: int) -> None:
         allowed = 2 * (program.double() - exact).abs().max()
         for engine in ENGINES:
             x = inputs[rank]
-            result = engine.matmul_reduce_scatter(
-                x, weight, bias, addend, GROUP, plan, dim, reduce_op, scale, torch.float32
+            result = matmul_reduce_scatter(
+                engine, x, weight, bias, addend, GROUP, plan, dim, reduce_op, scale, torch.float32
             )
             assert result.dtype == torch.float32
             assert result.is_contiguous()
@@ -68,12 +69,12 @@ def large_sums(rank: int, world: int) -> None:
     weight = torch.full((8, 4), 100.0).half()
     for engine in ENGINES:
         addend = torch.full((world, 4), 1.0 / 128)
-        result = engine.matmul_reduce_scatter(
-            x, weight, None, addend, GROUP, PLANS[0], 0, "sum", 1.0, torch.float32
+        result = matmul_reduce_scatter(
+            engine, x, weight, None, addend, GROUP, PLANS[0], 0, "sum", 1.0, torch.float32
         )
         assert torch.equal(result, torch.full((1, 4), world * (51200.0 + 1.0 / 128)))
         assert (
-            engine.matmul_reduce_scatter(x, weight, None, None, GROUP, PLANS[0], 0, "sum", 1.0).isinf().all()
+            matmul_reduce_scatter(engine, x, weight, None, None, GROUP, PLANS[0], 0, "sum", 1.0).isinf().all()
         )
 
 

@@ -22,6 +22,7 @@ from flux_inductor.runtime.cpu import CpuEngine
 from flux_inductor.runtime.cpu_group import CpuGroup
 from flux_inductor.runtime.groups import group_size, name_of, state_of
 from tests.ranks import run_ranks
+from tests.support.engines import all_gather_matmul, matmul_reduce_scatter
 
 WORLD = "0"
 PLANS = (Plan("mesh", "push", 3), Plan("mesh", "pull", 3))
@@ -32,11 +33,11 @@ def exchange(rank: int, world: int, group: str, rows: int = 6) -> None:
     weight = torch.eye(4)
     for plan in PLANS:
         x = torch.full((rows, 4), float(rank + 1))
-        (whole,) = CpuEngine().all_gather_matmul(x, [weight], [], group, plan, 0, False)
+        (whole,) = all_gather_matmul(CpuEngine(), x, [weight], [], group, plan, 0, False)
         expected = torch.arange(1.0, world + 1).repeat_interleave(rows)
         assert torch.equal(whole, expected[:, None].expand(-1, 4)), (group, plan)
         y = torch.full((rows * world, 4), float(rank + 1))
-        part = CpuEngine().matmul_reduce_scatter(y, weight, None, None, group, plan, 0, "sum", 1.0)
+        part = matmul_reduce_scatter(CpuEngine(), y, weight, None, None, group, plan, 0, "sum", 1.0)
         assert torch.equal(part, torch.full((rows, 4), world * (world + 1) / 2)), (group, plan)
 
 
@@ -84,8 +85,8 @@ def modes(rank: int, world: int) -> None:
     with torch.inference_mode(), torch.device("meta"):
         x, weight = torch.ones(6, 4, device="cpu"), torch.ones(4, 4, device="cpu")
         for plan in PLANS:
-            CpuEngine().all_gather_matmul(x, [weight], [], group, plan, 0, False)
-            CpuEngine().matmul_reduce_scatter(x, weight, None, None, group, plan, 0, "sum", 1.0)
+            all_gather_matmul(CpuEngine(), x, [weight], [], group, plan, 0, False)
+            matmul_reduce_scatter(CpuEngine(), x, weight, None, None, group, plan, 0, "sum", 1.0)
     exchange(rank, world, group)
 
 
@@ -207,7 +208,7 @@ ENDING = """
     dist.init_process_group("gloo", store=store, rank={rank}, world_size=2)
     x, plan = torch.ones(8, 4), Plan("mesh", "pull", 2)
     for _ in range(50):
-        CpuEngine().all_gather_matmul(x, [torch.ones(4, 4)], [], "0", plan, 0, True)
+        all_gather_matmul(CpuEngine(), x, [torch.ones(4, 4)], [], "0", plan, 0, True)
     print("done", flush=True)
 """
 

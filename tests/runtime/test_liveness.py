@@ -15,13 +15,14 @@ from flux_inductor.runtime import errors, groups, liveness
 from flux_inductor.runtime.cpu import CpuEngine
 from flux_inductor.runtime.cpu_group import CpuGroup
 from tests.ranks import run_ranks
+from tests.support.engines import all_gather_matmul
 
 QUICK_S = 5.0  # far below the time-out of the groups here
 
 
 def _gather() -> None:
     plan = Plan("mesh", "push", 4)
-    CpuEngine().all_gather_matmul(torch.ones(4, 4), [torch.ones(4, 4)], [], "0", plan, 0, False)
+    all_gather_matmul(CpuEngine(), torch.ones(4, 4), [torch.ones(4, 4)], [], "0", plan, 0, False)
 
 
 def _survive(rank: int, world: int) -> tuple[str, float]:

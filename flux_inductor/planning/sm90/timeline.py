@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flux_inductor.planning.machine import KERNEL
+from flux_inductor.planning.sm90.model import KERNEL
 
 _KILO = 1e3  # GB/s: bytes a microsecond
 

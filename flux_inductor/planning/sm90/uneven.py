@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flux_inductor.planning.fit import fitted, op_us, product_us
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Problem
-from flux_inductor.planning.tiles import Grid, Menu, at_once, grid, known
+from flux_inductor.planning.sm90.fit import KERNELS, fitted, op_us, product_us
+from flux_inductor.planning.sm90.tiles import Grid, Menu, at_once, grid, known
 
 # Of the time without any wait: what is nearer to it has little to gain.
 LINK_BOUND = 1.06
@@ -34,9 +34,8 @@ def uneven(problem: Problem, even: Plan, menu: Menu) -> tuple[Plan, ...]:
 
     All sizes must be known. Tables by M keep even chunks: uneven ones fit the rounds of one size.
     """
-    # Scatters whose link is the bound are stored by their kernel, which copies no chunks.
     # Shards in strips: the first strip waits for all chunks, so that the others have none to wait for.
-    if problem.kind != "all_gather_matmul" or problem.strips != 1:
+    if not KERNELS[problem.op].last_chunk or problem.strips != 1:
         return ()
     # In a pingpong kernel two tiles of a block are in turn, and slices serve the first: measured no gain.
     tiles = tuple(tile for tile in menu if not tile.pingpong)
@@ -70,7 +69,7 @@ def _with_last_chunk(problem: Problem, bare: Plan, tiles: Grid) -> Iterator[Plan
         counts = slices if last < extent or not problem.return_gathered else []
         for chunk in _before(extent - last, tiles.height) if last < extent else [extent]:
             for count in (*reversed(counts), 0):
-                yield replace(bare, chunk=chunk, last=last, slices=count, tile=str(tiles.tile))
+                yield replace(bare, chunk=chunk, last=last, slices=count, tile=tiles.tile)
 
 
 def _before(rows: int, granule: int) -> list[int]:
