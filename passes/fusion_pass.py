@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.fx import Graph
 from flux_inductor.options import Options
 from flux_inductor.passes.cache_key import cache_key
 from flux_inductor.passes.decide import Setting, TopologyOf
-from flux_inductor.passes.fuse import fuse
+from flux_inductor.passes.pass_list import PassRun, run_passes
 from flux_inductor.passes.reasons import CODES
 from flux_inductor.passes.record import CollectiveRecord
 from flux_inductor.planning.installed import CPU_ONLY, Installed
@@ -50,8 +49,8 @@ class FusionPass(_InferenceAware):  # type: ignore[misc, valid-type, unused-igno
         self._chained = _as_sequence(chained)
         self._on_records = on_records
         self._setting = Setting(options, topology_of, installed)
-        self.seconds = 0.0
-        """Time that fusing has taken so far, without the user's pass."""
+        self.runs: list[PassRun] = []
+        """What each of our passes has done and taken so far, graph by graph."""
 
     def __call__(self, graph: Graph, is_inference: bool = False) -> None:
         """Rewrites the graph in place.
@@ -64,16 +63,17 @@ class FusionPass(_InferenceAware):  # type: ignore[misc, valid-type, unused-igno
                 one(graph, is_inference)
             else:
                 one(graph)
-        start = time.perf_counter()
-        _log_graph("before", graph)
-        records = fuse(graph, _graph_name(), self._setting)
-        _log_graph("after", graph)
-        elapsed = time.perf_counter() - start
-        self.seconds += elapsed
-        _log_summary(records, elapsed)
+        records, runs = run_passes(graph, _graph_name(), self._setting)
+        self.runs += runs
+        _log_summary(records, sum(run.seconds for run in runs))
         self._on_records(records)
         if self._options.strict:
             _check_strict(records)
+
+    @property
+    def seconds(self) -> float:
+        """Time that our passes have taken so far, without the user's."""
+        return sum(run.seconds for run in self.runs)
 
     def uuid(self) -> Any | None:
         """A key for Inductor's cache; None, which bypasses it, if a chained pass has none."""
@@ -92,11 +92,6 @@ def _graph_name() -> str:
     names, _, _ = get_aot_compilation_context()
     number, _, kind = names[0].partition("_") if names else ("0", "", "inference")
     return f"{kind} {number}"
-
-
-def _log_graph(when: str, graph: Graph) -> None:
-    if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("graph %s the fusion pass:\n%s", when, graph)
 
 
 def _log_summary(records: Sequence[CollectiveRecord], seconds: float) -> None:

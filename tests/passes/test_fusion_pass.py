@@ -91,7 +91,7 @@ def test_uuid_holds_options_chained_passes_and_layout(monkeypatch: pytest.Monkey
 def test_uuid_holds_the_sources(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "passes").mkdir()
     (tmp_path / "planning").mkdir()
-    for name in ("ops.py", "passes/rows.py", "planning/cost.py"):
+    for name in ("ops.py", "op_arguments.py", "passes/rows.py", "planning/cost.py"):
         (tmp_path / name).write_text("1")
     monkeypatch.setattr(cache_key, "_PACKAGE", tmp_path)
     monkeypatch.setattr(cache_key, "__file__", str(tmp_path / "passes/cache_key.py"))

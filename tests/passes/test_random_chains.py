@@ -22,10 +22,10 @@ from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from flux_inductor.passes import fuse as fuse_module
+from flux_inductor.passes import pass_list
 from flux_inductor.passes.chain import chain_of
 from flux_inductor.passes.decide import Setting
-from flux_inductor.passes.fuse import fuse
+from flux_inductor.passes.pass_list import run_passes
 from tests.passes.lockstep import assert_equivalent
 from tests.passes.programs import wait
 from tests.passes.tracing import ALWAYS, cpu_topology, fake_group
@@ -133,7 +133,7 @@ def check(program: Callable[..., Tensor | tuple[Tensor, ...]], *args: Tensor) ->
     module = make_fx(program, tracing_mode="fake")(*args)
     view_to_reshape(module)  # type: ignore[no-untyped-call, unused-ignore]
     before = copy.deepcopy(module)
-    (record,) = fuse(module.graph, "inference 0", SETTING)
+    ((record,), _) = run_passes(module.graph, "inference 0", SETTING)
     module.graph.lint()
     after = GraphModule(module, module.graph)
     assert_equivalent(before, after, WORLD)
@@ -258,8 +258,8 @@ def test_order_of_collectives(mix: Mix) -> None:
         return chain
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fuse_module, "chain_of", seen)
-        records = fuse(module.graph, "inference 0", SETTING)
+        patch.setattr(pass_list, "chain_of", seen)
+        records, _ = run_passes(module.graph, "inference 0", SETTING)
     module.graph.lint()
     assert_equivalent(before, GraphModule(module, module.graph), WORLD)
     assert len(orders) == bool(records)

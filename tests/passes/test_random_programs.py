@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from flux_inductor.passes.collectives import find_collectives
 from flux_inductor.passes.decide import Setting
-from flux_inductor.passes.fuse import fuse
+from flux_inductor.passes.pass_list import run_passes
 from flux_inductor.passes.record import CollectiveRecord
 from tests.passes import lockstep
 from tests.passes.random_programs import make_program
@@ -61,7 +61,7 @@ def rewrite(seed: int, world: int) -> Rewritten:
         before = Graph()
         before.output(before.graph_copy(graph, {}))
         plain.append(GraphModule(work, before))
-        records.extend(fuse(graph, "inference 0", SETTING))
+        records.extend(run_passes(graph, "inference 0", SETTING)[0])
         graph.lint()
 
     with V.set_fake_mode(mode), config.patch(post_grad_custom_post_pass=observed):

@@ -27,6 +27,7 @@ import flux_inductor.ops  # noqa: F401  (registers the ops)
 from flux_inductor.options import Options
 from flux_inductor.passes.agreement import AGREE
 from flux_inductor.passes.fusion_pass import FusionPass
+from flux_inductor.passes.pass_list import PassRun
 from flux_inductor.passes.record import CollectiveRecord
 from flux_inductor.planning.topology import Topology
 from flux_inductor.runtime.torch_private import process_group
@@ -62,12 +63,14 @@ class Traced:
         call: compiles it, and pretends to run it.
         before, after: each graph as the fusion pass got it, and as it left it.
         records: of all collectives, in the order of the graphs.
+        runs: what each pass did in each graph.
     """
 
     call: Callable[..., Any]
     before: list[GraphModule] = field(default_factory=list)
     after: list[GraphModule] = field(default_factory=list)
     records: list[CollectiveRecord] = field(default_factory=list)
+    runs: list[PassRun] = field(default_factory=list)
 
     @property
     def fates(self) -> str:
@@ -94,6 +97,7 @@ def prepared(fn: Callable[..., Any], options: Options = ALWAYS, *, pretend: bool
     def observed(graph: Graph) -> None:
         result.keep(result.before, graph)
         fusion(graph)
+        result.runs = fusion.runs
         graph.lint()
         result.keep(result.after, graph)
 

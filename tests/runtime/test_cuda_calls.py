@@ -18,7 +18,7 @@ from torch import Tensor
 import flux_inductor
 from flux_inductor import ops  # noqa: F401  (registers the ops)
 from flux_inductor.planning.plan import Plan
-from flux_inductor.runtime import bound, cuda, cuda_memory, detect, engine
+from flux_inductor.runtime import bound, cuda, cuda_gather, cuda_memory, cuda_scatter, detect, engine
 from flux_inductor.runtime.bound import BoundCalls, Run
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_operands import row_stride, weight_strides
@@ -125,7 +125,8 @@ def test_results_are_on_the_device_of_their_group(monkeypatch: pytest.MonkeyPatc
         made.append(current[-1])
         return cuda_stub.empty_strided(*arguments)
 
-    monkeypatch.setattr(cuda, "current_cuda_device", lambda: current[-1])
+    for module in (cuda_gather, cuda_scatter):
+        monkeypatch.setattr(module, "current_cuda_device", lambda: current[-1])
     monkeypatch.setattr(cuda, "empty_strided_cuda", make)
     monkeypatch.setattr(torch.cuda, "device", device)
     torch.testing.assert_close(gather(x, [weight, weight], []), [torch.cat([x] * WORLD) @ weight] * 2)
@@ -254,7 +255,8 @@ def test_after_a_failed_wait_nothing_touches_the_device(monkeypatch: pytest.Monk
     gather(x, [weight], [])
     scatter(x, weight)
     state_of(GROUP, StubGroup).trap()
-    monkeypatch.setattr(cuda, "current_cuda_device", lambda: pytest.fail("CUDA was asked for a device"))
+    for module in (cuda_gather, cuda_scatter):
+        monkeypatch.setattr(module, "current_cuda_device", lambda: pytest.fail("CUDA was asked for a device"))
     with pytest.raises(PeerTimeoutError, match="waited for a chunk"):
         gather(x, [weight], [])
     with pytest.raises(DeadGroupError, match="waited for a chunk"):
