@@ -38,8 +38,8 @@ from benchmarks.versions import versions
 from benchmarks.without_collectives import WithoutCollectives, check_untouched
 from flux_inductor import backend
 from flux_inductor.runtime.torch_private import process_group
-from tests.gpu.engine_ranks import nccl_group, run_gpu_ranks, why_not
-from tests.ranks import run_ranks
+from tests.support.gpu_ranks import nccl_group, run_gpu_ranks, why_not
+from tests.support.ranks import run_ranks
 
 CANDIDATES = ("inductor", "async TP", "ours", "compute")
 MODES = ("forward", "training")

@@ -17,14 +17,14 @@ import torch
 
 from benchmarks.shapes import SHAPES
 from benchmarks.versions import versions
-from tests.gpu.kernels import kernels
-from tests.gpu.virtual_ranks import AllGatherMatmulCall, MatmulReduceScatterCall, VirtualGroup
+from tests.support.emulated_ranks import AllGatherMatmulCall, EmulatedGroup, MatmulReduceScatterCall
+from tests.support.gpu_kernels import kernels
 
 SWEPT_ROWS = 2048
 Candidates = Iterator[tuple[str, Callable[[], None]]]
 
 
-def timed(group: VirtualGroup, candidates: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+def timed(group: EmulatedGroup, candidates: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
     """Microseconds of each candidate: maximum over ranks of the median over rounds."""
     times: dict[str, list[list[float]]] = {name: [[] for _ in group.ranks] for name in candidates}
     streams = [rank.compute for rank in group.ranks]
@@ -53,7 +53,7 @@ def timed(group: VirtualGroup, candidates: dict[str, Callable[[], None]], rounds
     return {name: max(statistics.median(t) for t in ranks) for name, ranks in times.items()}
 
 
-def cublas(group: VirtualGroup, xs: list[torch.Tensor], ws: list[torch.Tensor]) -> Callable[[], None]:
+def cublas(group: EmulatedGroup, xs: list[torch.Tensor], ws: list[torch.Tensor]) -> Callable[[], None]:
     outs = [
         torch.empty(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
         for x, w in zip(xs, ws, strict=True)
@@ -67,7 +67,7 @@ def cublas(group: VirtualGroup, xs: list[torch.Tensor], ws: list[torch.Tensor]) 
     return call
 
 
-def all_gather_candidates(group: VirtualGroup, m: int, n: int, k: int) -> Candidates:
+def all_gather_candidates(group: EmulatedGroup, m: int, n: int, k: int) -> Candidates:
     """Every compiled tile with one, two and four chunks a shard; with four also with the shards kept."""
     devices = [rank.device for rank in group.ranks]
     rows = m // group.world
@@ -96,7 +96,7 @@ def all_gather_candidates(group: VirtualGroup, m: int, n: int, k: int) -> Candid
         yield f"{entry.tile} chunks={chunks} kept", keeping.enqueue
 
 
-def reduce_scatter_candidates(group: VirtualGroup, m: int, n: int, k: int) -> Candidates:
+def reduce_scatter_candidates(group: EmulatedGroup, m: int, n: int, k: int) -> Candidates:
     """Every compiled tile with several ways to cut the chunks; with four cuts also stored by the kernel."""
     devices = [rank.device for rank in group.ranks]
     xs = [torch.randn(1, m, k, device=d, dtype=torch.bfloat16) for d in devices]
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", help="write the figures there")
     options = parser.parse_args()
-    group = VirtualGroup(2)
+    group = EmulatedGroup(2)
     results = []
     for op in options.op or sorted(SHAPES):
         candidates_of = all_gather_candidates if op == "all_gather_matmul" else reduce_scatter_candidates

@@ -33,7 +33,7 @@ from flux_inductor.planning.strategy import choose
 from flux_inductor.planning.topology import Topology
 from flux_inductor.runtime.engine import installed
 from flux_inductor.runtime.torch_private import process_group
-from tests.gpu.engine_ranks import nccl_group, run_gpu_ranks, why_not
+from tests.support.gpu_ranks import nccl_group, run_gpu_ranks, why_not
 
 LINK_GBPS = 385  # of a copy engine, both directions at once
 BURST = 8

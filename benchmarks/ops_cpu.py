@@ -21,8 +21,8 @@ from torch import Tensor
 from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
 from flux_inductor.planning.plan import UNFUSED, Plan
 from flux_inductor.runtime.engine import engine_for
-from tests.ranks import run_ranks
 from tests.support.engines import bind_gather, bind_scatter
+from tests.support.ranks import run_ranks
 
 GROUP = "0"
 CHUNKS = (32, 128, 512)

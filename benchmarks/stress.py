@@ -22,8 +22,8 @@ from flux_inductor.runtime import cpu_group
 from flux_inductor.runtime.cpu_group import CpuGroup
 from flux_inductor.runtime.engine import engine_for, executions
 from flux_inductor.runtime.groups import state_of
-from tests.ranks import run_ranks
 from tests.support.engines import bind_gather, bind_scatter
+from tests.support.ranks import run_ranks
 
 GROUP = "0"
 POOL = 1 << 20  # numbers that inputs are cut from

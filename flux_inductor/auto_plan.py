@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import cast
 
 from flux_inductor.options import current
+from flux_inductor.planning.architecture import Architecture
 from flux_inductor.planning.architectures import ARCHITECTURES
 from flux_inductor.planning.ops.call import Call
 from flux_inductor.planning.plan import PlanTable, parse_plan
@@ -57,7 +58,7 @@ def plan_by_hand(text: str, group: str, device: str) -> PlanTable:
 
 def _reserve(group: str, device: str) -> int | None:
     """The option, or SMs for the plain collectives of these ranks that have been seen; None: neither."""
-    architecture = ARCHITECTURES[cast(Device, device)] if device in ARCHITECTURES else None
+    architecture = _architecture(device)
     if architecture is None or not architecture.most_reserve:
         return None
     chosen = current().reserve
@@ -65,3 +66,8 @@ def _reserve(group: str, device: str) -> int | None:
         return chosen
     seen = communicators_seen(group)
     return seen * architecture.reserve if seen else None
+
+
+def _architecture(device: str) -> Architecture | None:
+    """None for devices that no plan is made for."""
+    return ARCHITECTURES[cast(Device, device)] if device in ARCHITECTURES else None

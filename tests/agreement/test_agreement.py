@@ -16,7 +16,7 @@ from flux_inductor.runtime.agreement import Agreement
 from flux_inductor.runtime.groups import state_of
 from flux_inductor.runtime.torch_private import default_store
 from tests.agreement import programs
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 # Calls of engines on rank 0 and on rank 1.
 Ran = tuple[dict[str, int], dict[str, int]]
@@ -171,4 +171,5 @@ def _captured(rank: int, world: int) -> str:
     assert agreement.verdict("known/0").fused
     agreement.begin("known", "", True)  # captures are not counted, as replays are not
     assert agreement.verdict("known/0", True).fused
+    dist.barrier()  # a rank that has ended tells nothing any more
     return str(caught.value)

@@ -25,7 +25,7 @@ from flux_inductor.planning.installed import CPU_ONLY
 from flux_inductor.tools import kept
 from flux_inductor.tools.report import GraphReport
 from tests.backend.programs import fake_ranks, inputs, pair
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 
 @pytest.fixture(autouse=True)

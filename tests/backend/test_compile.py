@@ -12,7 +12,7 @@ from torch import Tensor
 import flux_inductor
 from flux_inductor.backend import flux_inductor as backend
 from tests.backend.programs import broken_mlp, inputs, mlp
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 CASES: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
     "plain": (mlp, {}),

@@ -19,10 +19,10 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import torch
 
-from tests.gpu import virtual_ranks
-from tests.gpu.kernels import kernels
-from tests.gpu.numerics import product, randoms, relative_error, weight
-from tests.gpu.virtual_ranks import AllGatherMatmulCall, MatmulReduceScatterCall, VirtualGroup
+from tests.support import emulated_ranks
+from tests.support.emulated_ranks import AllGatherMatmulCall, EmulatedGroup, MatmulReduceScatterCall
+from tests.support.gpu_kernels import kernels
+from tests.support.numerics import product, randoms, relative_error, weight
 
 WORLD = 2
 GATHER_TILES = ("128x192x64/2x1", "128x128x64/2x1/pingpong")
@@ -49,14 +49,14 @@ class FewKernels:
         return [e for e in entries if e.tile in tiles and (e.element, e.result, e.layout) == used]
 
 
-def small_group() -> VirtualGroup:
-    group = VirtualGroup(WORLD)
+def small_group() -> EmulatedGroup:
+    group = EmulatedGroup(WORLD)
     for rank in group.ranks:
         rank.multiprocessors = MULTIPROCESSORS
     return group
 
 
-def finish(group: VirtualGroup, what: str) -> None:
+def finish(group: EmulatedGroup, what: str) -> None:
     for rank in group.ranks:
         assert rank.error()["state"] == 0, (what, rank.error())
     print(f"{what}: done", flush=True)
@@ -107,7 +107,7 @@ def scatter(tile: str, direction: str) -> None:
 def main() -> None:
     if kernels is None:
         raise SystemExit("tests.gpu.sanitize needs a Hopper GPU and the CUDA kernels")
-    vars(virtual_ranks)["kernels"] = FewKernels()
+    vars(emulated_ranks)["kernels"] = FewKernels()
     for tile in GATHER_TILES:
         for keep in (False, True):
             gather(tile, keep)

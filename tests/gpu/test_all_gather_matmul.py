@@ -5,14 +5,15 @@ import random
 import pytest
 import torch
 
-from .kernels import kernels
+from tests.support.gpu_kernels import kernels
 
 if kernels is None:
     pytest.skip("needs a Hopper GPU and the CUDA kernels", allow_module_level=True)
 
-from .numerics import product, randoms, relative_error, weight
+from tests.support.emulated_ranks import AllGatherMatmulCall, EmulatedGroup
+from tests.support.numerics import product, randoms, relative_error, weight
+
 from .own_process import run_in_process
-from .virtual_ranks import AllGatherMatmulCall, VirtualGroup
 
 TILES = sorted({entry.tile for entry in kernels.all_gather_matmul_kernels()})
 FAMILIES = sorted({(entry.element, entry.layout) for entry in kernels.all_gather_matmul_kernels()})
@@ -46,7 +47,7 @@ def run(
     """One call on every rank, checked against fp64 and, bit by bit, the kernel on the gathered input."""
     strips, rows, n, k = shape
     dtype = DTYPES[element]
-    group = VirtualGroup(world)
+    group = EmulatedGroup(world)
     devices = [rank.device for rank in group.ranks]
     shards = randoms(world, (strips, rows, k), dtype, devices)
     w = [[weight(k, n + 64 * i, dtype, d, layout) for i in range(weights)] for d in devices]
@@ -60,7 +61,7 @@ def run(
     for rank in group.ranks:
         assert rank.error()["state"] == 0, rank.error()
         whole = torch.cat([s.to(rank.device) for s in shards], dim=1)
-        alone = VirtualGroup(1)
+        alone = EmulatedGroup(1)
         for mine, x, y in zip(results[rank.index], w[rank.index], b[rank.index], strict=True):
             reference = product(whole, x, y)
             unfused = torch.matmul(whole, x) if y is None else torch.matmul(whole, x) + y
@@ -164,7 +165,7 @@ def test_kept_of_a_long_gather(tile: str) -> None:
 
 
 def test_kept_of_strips_with_gaps() -> None:
-    group = VirtualGroup(2)
+    group = EmulatedGroup(2)
     devices = [rank.device for rank in group.ranks]
     shards = [x[:, 5:105] for x in randoms(2, (3, 128, 264), torch.bfloat16, devices)]
     w = [[weight(264, 520, torch.bfloat16, d, "k_major")] for d in devices]
@@ -175,7 +176,7 @@ def test_kept_of_strips_with_gaps() -> None:
 
 def test_strips_of_more_than_two_gigabytes() -> None:
     """CUDA copies no matrix whose rows lie so far apart; nor may any offset be counted in 32 bits."""
-    group = VirtualGroup(2)
+    group = EmulatedGroup(2)
     devices = [rank.device for rank in group.ranks]
     shards = [torch.empty(2, 70_000, 8192, device=device, dtype=torch.bfloat16) for device in devices]
     for rank, shard in enumerate(shards):
@@ -189,7 +190,7 @@ def test_strips_of_more_than_two_gigabytes() -> None:
 
 
 def test_kept_wants_contiguous_rows() -> None:
-    group = VirtualGroup(1)
+    group = EmulatedGroup(1)
     shard = torch.randn(1, 100, 512, device=group.ranks[0].device).bfloat16()[:, :, :256]
     w = weight(256, 264, torch.bfloat16, shard.device, "k_major")
     with pytest.raises(ValueError, match="stride is 512 at k = 256; pass a contiguous copy"):
@@ -197,7 +198,7 @@ def test_kept_wants_contiguous_rows() -> None:
 
 
 def test_strided_shard() -> None:
-    group = VirtualGroup(1)
+    group = EmulatedGroup(1)
     storage = torch.randn(2, 100, 512, device=group.ranks[0].device).bfloat16()
     shard = storage[:, :, 128:384]
     w = weight(256, 264, torch.bfloat16, shard.device, "k_major")
@@ -207,7 +208,7 @@ def test_strided_shard() -> None:
 
 def end_of_a_call_without_chunks() -> tuple[bool, dict[str, int]]:
     """Whether the context of rank 0 was lost, and what its error record says."""
-    group = VirtualGroup(2)
+    group = EmulatedGroup(2)
     devices = [rank.device for rank in group.ranks]
     shards = randoms(2, (1, 256, 128), torch.bfloat16, devices)
     w = [[weight(128, 256, torch.bfloat16, d, "k_major")] for d in devices]
@@ -233,7 +234,7 @@ def test_a_missing_chunk_ends_the_context() -> None:
 
 
 def test_results_do_not_change_from_run_to_run() -> None:
-    group = VirtualGroup(4)
+    group = EmulatedGroup(4)
     devices = [rank.device for rank in group.ranks]
     shards = randoms(4, (1, 192, 256), torch.bfloat16, devices)
     w = [[weight(256, 520, torch.bfloat16, d, "k_major")] for d in devices]
@@ -246,7 +247,7 @@ def test_results_do_not_change_from_run_to_run() -> None:
 
 
 def test_not_a_number_stays_in_its_row() -> None:
-    group = VirtualGroup(2)
+    group = EmulatedGroup(2)
     devices = [rank.device for rank in group.ranks]
     shards = randoms(2, (1, 128, 256), torch.bfloat16, devices)
     shards[1][0, 5, 7] = torch.nan

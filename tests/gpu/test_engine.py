@@ -18,7 +18,7 @@ from flux_inductor.planning.sm90.fit import menu_of
 from flux_inductor.runtime.cuda_kernels import compiled_variants, menu
 from flux_inductor.runtime.errors import DeadGroupError, MismatchError, PeerTimeoutError
 from tests.gpu.engine_calls import Case, Gather, GatherCall, Scatter, error, make
-from tests.gpu.engine_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
+from tests.support.gpu_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
 
 pytestmark = needs_two_gpus
 
@@ -174,7 +174,7 @@ def test_errors() -> None:
 
 def _bits(rank: int, world: int) -> None:
     """Neither the gather nor the transport of partials changes a bit of what the tiles compute."""
-    from tests.gpu.virtual_ranks import AllGatherMatmulCall, VirtualGroup
+    from tests.support.emulated_ranks import AllGatherMatmulCall, EmulatedGroup
 
     group = nccl_group(world)
     for tile in all_gather_matmul.MENU:
@@ -184,9 +184,9 @@ def _bits(rank: int, world: int) -> None:
         call = GatherCall(case, group)
         (product, kept), whole = call(), call.gathered()
         assert torch.equal(kept, whole), tile
-        if rank == 0:  # the virtual rank is on the first GPU
+        if rank == 0:  # the emulated rank is on the first GPU
             alone = AllGatherMatmulCall(
-                VirtualGroup(1), [whole], [call.weights], str(tile), whole.shape[1], [[call.biases[0]]]
+                EmulatedGroup(1), [whole], [call.weights], str(tile), whole.shape[1], [[call.biases[0]]]
             )
             assert torch.equal(product, alone.run()[0][0]), tile
     for tile in matmul_reduce_scatter.MENU:

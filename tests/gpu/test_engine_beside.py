@@ -17,7 +17,7 @@ from flux_inductor.runtime.cuda_memory import CudaMemory
 from flux_inductor.runtime.groups import state_of
 from flux_inductor.runtime.torch_private import process_group
 from tests.gpu.engine_calls import Case, Gather, Scatter, make
-from tests.gpu.engine_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
+from tests.support.gpu_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
 
 pytestmark = needs_two_gpus
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from flux_inductor.runtime.errors import DeadGroupError, FusedOpError
 from tests.gpu.engine_calls import Gather, GatherCall, Scatter, make
-from tests.gpu.engine_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
+from tests.support.gpu_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
 
 pytestmark = needs_two_gpus
 

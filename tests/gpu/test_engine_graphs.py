@@ -17,7 +17,7 @@ from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.errors import FusedOpError
 from flux_inductor.runtime.groups import state_of
 from tests.gpu.engine_calls import Call, Case, Gather, Scatter, fused, make
-from tests.gpu.engine_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
+from tests.support.gpu_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
 
 pytestmark = needs_two_gpus
 

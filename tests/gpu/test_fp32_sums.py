@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from .kernels import kernels
+from tests.support.gpu_kernels import kernels
 
 if kernels is None:
     pytest.skip("needs a Hopper GPU and the CUDA kernels", allow_module_level=True)
 
-from .numerics import randoms, weight
+from tests.support.emulated_ranks import EmulatedGroup, MatmulReduceScatterCall
+from tests.support.numerics import randoms, weight
+
 from .test_matmul_reduce_scatter import FAMILIES, both_directions, run
-from .virtual_ranks import MatmulReduceScatterCall, VirtualGroup
 
 WIDE = torch.float32
 TILES = sorted({one.tile for one in kernels.matmul_reduce_scatter_kernels() if one.result == "fp32"})
@@ -82,7 +83,7 @@ def test_few_multiprocessors_on_some_ranks(tile: str, direction: str) -> None:
 
 @pytest.mark.parametrize("tile", TILES)
 def test_results_do_not_change_from_run_to_run_or_with_the_transport(tile: str) -> None:
-    group = VirtualGroup(4)
+    group = EmulatedGroup(4)
     devices = [rank.device for rank in group.ranks]
     xs = randoms(4, (1, 4 * 192, 256), torch.bfloat16, devices)
     ws = [weight(256, 520, torch.bfloat16, d, "k_major") for d in devices]

@@ -7,17 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from .kernels import kernels
+from tests.support.gpu_kernels import kernels
 
 if kernels is None:
     pytest.skip("needs a Hopper GPU and the CUDA kernels", allow_module_level=True)
 
 from flux_inductor._core import ScatterSchedule
 from flux_inductor.planning.tile import Tile
+from tests.support.emulated_ranks import (
+    CLAIM_WORDS,
+    AllGatherMatmulCall,
+    EmulatedGroup,
+    MatmulReduceScatterCall,
+)
+from tests.support.numerics import product, randoms, relative_error, weight
 
-from .numerics import product, randoms, relative_error, weight
 from .own_process import run_in_process
-from .virtual_ranks import CLAIM_WORDS, AllGatherMatmulCall, MatmulReduceScatterCall, VirtualGroup
 
 TILES = sorted({entry.tile for entry in kernels.matmul_reduce_scatter_kernels()})
 GATHER_TILES = sorted({entry.tile for entry in kernels.all_gather_matmul_kernels()})
@@ -46,7 +51,7 @@ def run(
     strips, rows, n, k = shape
     dtype = DTYPES[element]
     summed = result_dtype or dtype
-    group = VirtualGroup(world)
+    group = EmulatedGroup(world)
     devices = [rank.device for rank in group.ranks]
     xs = randoms(world, (strips, world * rows, k), dtype, devices)
     ws = [weight(k, n, dtype, d, layout) for d in devices]
@@ -174,7 +179,7 @@ def test_each_tile_is_counted_once(tile: str, multiprocessors: int, addend: bool
     results need not show it. By the kernel alone, without copies; rank 1's partials seem to be there.
     """
     world, strips, rows, n, k = 2, 2, 300, 1000, 128
-    group = VirtualGroup(world)
+    group = EmulatedGroup(world)
     devices = [rank.device for rank in group.ranks]
     xs = randoms(world, (strips, world * rows, k), torch.bfloat16, devices)
     ws = [weight(k, n, torch.bfloat16, d, "k_major") for d in devices]
@@ -209,7 +214,7 @@ def test_other_kernels_hold_most_multiprocessors_of_both_ranks(direction: str) -
     would wait for tiles of the other's absent blocks. The other kernels are gathers whose chunks come only
     after that.
     """
-    others, group = VirtualGroup(2), VirtualGroup(2)
+    others, group = EmulatedGroup(2), EmulatedGroup(2)
     devices = [rank.device for rank in group.ranks]
     for rank in others.ranks:
         rank.multiprocessors -= 12
@@ -233,7 +238,7 @@ def test_other_kernels_hold_most_multiprocessors_of_both_ranks(direction: str) -
         assert relative_error(call.parts[i][i], exact[:, 2048 * i : 2048 * (i + 1)]) < 5e-3
 
 
-def push_shards(group: VirtualGroup, call: AllGatherMatmulCall) -> None:
+def push_shards(group: EmulatedGroup, call: AllGatherMatmulCall) -> None:
     """What enqueue(push=False) left out."""
     for rank in group.ranks:
         with torch.cuda.device(rank.device):
@@ -249,7 +254,7 @@ def end_of_a_call_without_rank_1(
     tile: str, direction: str, limit_ns: int, record: list[int]
 ) -> tuple[bool, float, dict[str, int]]:
     """Whether the context of rank 0 was lost, the seconds until then, and what its record, preset, says."""
-    group = VirtualGroup(2)
+    group = EmulatedGroup(2)
     devices = [rank.device for rank in group.ranks]
     xs = randoms(2, (1, 512, 128), torch.bfloat16, devices)
     ws = [weight(128, 256, torch.bfloat16, d, "k_major") for d in devices]
@@ -289,7 +294,7 @@ def test_a_wait_that_finds_another_one_failed_ends_the_context_at_once() -> None
 
 @pytest.mark.parametrize("tile", TILES)
 def test_results_do_not_change_from_run_to_run_or_with_the_transport(tile: str) -> None:
-    group = VirtualGroup(4)
+    group = EmulatedGroup(4)
     devices = [rank.device for rank in group.ranks]
     xs = randoms(4, (1, 4 * 192, 256), torch.bfloat16, devices)
     ws = [weight(256, 520, torch.bfloat16, d, "k_major") for d in devices]
@@ -304,7 +309,7 @@ STRESS_RUNS = 200
 
 
 def random_call(
-    rng: random.Random, group: VirtualGroup, tile: str, **options: Any
+    rng: random.Random, group: EmulatedGroup, tile: str, **options: Any
 ) -> tuple[MatmulReduceScatterCall, list[torch.Tensor]]:
     """A call on a problem of random size, and what each rank must get: in fp64, on its device."""
     strips, rows, n, k = (
@@ -333,7 +338,7 @@ def random_call(
 
 def stress(tile: str, world: int) -> None:
     rng = random.Random(f"{tile} {world}")
-    group = VirtualGroup(world)
+    group = EmulatedGroup(world)
     for multiprocessors in (4, 10, group.ranks[0].multiprocessors):
         for direction in ("push", "store"):
             for i in range(STRESS_RUNS):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.gpu.engine_calls import Gather, Scatter, make
-from tests.gpu.engine_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
+from tests.support.gpu_ranks import nccl_group, needs_two_gpus, run_gpu_ranks
 
 pytestmark = needs_two_gpus
 CALLS = 3

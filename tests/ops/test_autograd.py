@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 Leaves = list[Tensor]
 Outputs = list[Tensor]

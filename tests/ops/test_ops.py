@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 PLAN = "mesh push chunk=3"
 

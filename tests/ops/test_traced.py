@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import flux_inductor
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 OPS = ["flux_inductor.all_gather_matmul.default", "flux_inductor.matmul_reduce_scatter.default"]
 

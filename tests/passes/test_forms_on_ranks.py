@@ -14,7 +14,7 @@ from torch import Tensor
 from flux_inductor.runtime.engine import executions
 from tests.passes.programs import gather, scatter
 from tests.passes.tracing import prepared
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 SIZE = 16
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -14,7 +14,7 @@ from torch import Tensor
 from flux_inductor.runtime.engine import executions
 from tests.passes.programs import gather, gather_list, scatter
 from tests.passes.tracing import prepared
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 Program = Callable[..., Tensor | tuple[Tensor, ...]]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flux_inductor.runtime.engine import executions
 from tests.passes.programs import gather
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 # By rank: inner sizes that no other rank sees. With them Inductor, to save memory, puts the all_reduce before
 # the gather's matmul on even ranks, and behind it on odd ones.

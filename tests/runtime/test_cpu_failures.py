@@ -18,8 +18,8 @@ from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import cpu_group, errors
 from flux_inductor.runtime.cpu import CpuEngine
 from flux_inductor.runtime.groups import name_of
-from tests.ranks import run_ranks
 from tests.support.engines import all_gather_matmul, matmul_reduce_scatter
+from tests.support.ranks import run_ranks
 
 GROUP = "0"
 PUSH, PULL = Plan("mesh", "push", 4), Plan("mesh", "pull", 4)
@@ -30,7 +30,7 @@ def gather(rows: int = 8, plan: Plan = PUSH, group: str = GROUP) -> None:
     all_gather_matmul(CpuEngine(), torch.ones(rows, 4), [torch.ones(4, 4)], [], group, plan, 0, False)
 
 
-def scatter(rows: int = 8, plan: Plan = PUSH, group: str = GROUP) -> None:
+def scatter(rows: int = 12, plan: Plan = PUSH, group: str = GROUP) -> None:
     x, weight = torch.ones(rows, 4), torch.ones(4, 4)
     matmul_reduce_scatter(CpuEngine(), x, weight, None, None, group, plan, 0, "sum", 1.0)
 
@@ -155,7 +155,7 @@ def killed_at_work(rank: int, world: int) -> tuple[str, str, float]:
     scatter(plan=PULL)
     if rank == 1:
         torch.mm = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-    return failure(scatter, plan=PULL)
+    return failure(scatter, 12, PULL)
 
 
 @pytest.mark.parametrize("victim", [killed_at_rest, killed_at_work])
@@ -175,15 +175,20 @@ def test_the_death_of_a_rank_is_noticed_at_once(victim: Callable[..., object]) -
 def failing(rank: int, world: int) -> None:
     """An error in the middle of a rank's call ends the peers' calls with its text."""
     gather()
-    weight = torch.ones(4, 4) if rank == 0 else torch.ones(3, 3)
     if rank == 0:
         kind, message, seconds = failure(gather, calls=2)  # the first has all it needs of rank 1
         assert kind == "FusedOpError"
-        assert "rank 1 failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied" in message
+        assert "rank 1 failed: RuntimeError: it cannot be multiplied" in message
         assert seconds < QUICK_S
     else:
-        with pytest.raises(RuntimeError, match="cannot be multiplied"):
-            all_gather_matmul(CpuEngine(), torch.ones(8, 4), [weight], [], GROUP, PUSH, 0, False)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "mm", _refuse)
+            with pytest.raises(RuntimeError, match="cannot be multiplied"):
+                gather()
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise RuntimeError("it cannot be multiplied")
 
 
 def interrupted(rank: int, world: int) -> None:

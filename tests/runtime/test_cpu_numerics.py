@@ -14,8 +14,8 @@ from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import cpu_group
 from flux_inductor.runtime.cpu import CpuEngine
 from flux_inductor.runtime.reference import ReferenceEngine
-from tests.ranks import run_ranks
 from tests.support.engines import all_gather_matmul, matmul_reduce_scatter
+from tests.support.ranks import run_ranks
 
 GROUP = "0"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -18,7 +18,7 @@ from torch import Tensor
 from flux_inductor import ops  # noqa: F401  (registers the fused ops)
 from flux_inductor.runtime import errors
 from flux_inductor.runtime.groups import name_of
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 QUICK_S = 1.0  # far below the time-out of the groups here
 OPS = torch.ops.flux_inductor

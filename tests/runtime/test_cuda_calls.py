@@ -18,7 +18,16 @@ from torch import Tensor
 import flux_inductor
 from flux_inductor import ops  # noqa: F401  (registers the ops)
 from flux_inductor.planning.plan import Plan
-from flux_inductor.runtime import bound, cuda, cuda_gather, cuda_memory, cuda_scatter, detect, engine
+from flux_inductor.runtime import (
+    bound,
+    cuda,
+    cuda_gather,
+    cuda_memory,
+    cuda_results,
+    cuda_scatter,
+    detect,
+    engine,
+)
 from flux_inductor.runtime.bound import BoundCalls, Run
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_operands import row_stride, weight_strides
@@ -127,7 +136,7 @@ def test_results_are_on_the_device_of_their_group(monkeypatch: pytest.MonkeyPatc
 
     for module in (cuda_gather, cuda_scatter):
         monkeypatch.setattr(module, "current_cuda_device", lambda: current[-1])
-    monkeypatch.setattr(cuda, "empty_strided_cuda", make)
+    monkeypatch.setattr(cuda_results, "empty_strided_cuda", make)
     monkeypatch.setattr(torch.cuda, "device", device)
     torch.testing.assert_close(gather(x, [weight, weight], []), [torch.cat([x] * WORLD) @ weight] * 2)
     torch.testing.assert_close(scatter(x[:2], weight), 0.5 * (x[:1] @ weight) * WORLD)

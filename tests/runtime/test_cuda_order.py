@@ -27,9 +27,9 @@ from flux_inductor.runtime.cuda_memory import Need, Place
 from flux_inductor.runtime.cuda_order import Notice, Order, notices_of
 from flux_inductor.runtime.errors import DeadGroupError, PeerLostError, WorkspaceError
 from flux_inductor.runtime.groups import state_of
-from tests.ranks import run_ranks
 from tests.runtime import cuda_stub
 from tests.runtime.cuda_stub import StubGroup, StubNotices, stubbed
+from tests.support.ranks import run_ranks
 
 fused = torch.ops.flux_inductor
 GROUP, PLAN = "0", "mesh push chunk=64"

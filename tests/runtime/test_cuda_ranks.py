@@ -19,9 +19,9 @@ from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.errors import DeadGroupError, FusedOpError
 from flux_inductor.runtime.generation import Generation
 from flux_inductor.runtime.groups import name_of, state_of
-from tests.ranks import run_ranks
 from tests.runtime import cuda_stub
 from tests.runtime.cuda_stub import StubGroup, stub_engine
+from tests.support.ranks import run_ranks
 
 fused = torch.ops.flux_inductor
 SOON_S = 2.0

@@ -17,7 +17,7 @@ from flux_inductor.runtime.detect import topology_of
 from flux_inductor.runtime.engine import executions
 from flux_inductor.runtime.errors import PeerTimeoutError
 from flux_inductor.runtime.groups import name_of
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 SECONDS = 2
 

@@ -8,15 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import stress
 from flux_inductor.planning.ops import ALL_GATHER_MATMUL
 from flux_inductor.planning.plan import UNFUSED, Plan
 from flux_inductor.runtime import cpu_group, trace
 from flux_inductor.runtime.detect import publish_host, topology_of
 from flux_inductor.runtime.engine import engine_for, executions, reset_executions
 from flux_inductor.runtime.groups import name_of
-from tests.ranks import run_ranks
 from tests.support.engines import bind_gather
+from tests.support.ranks import run_ranks
 
 FUSED = Plan("mesh", "push", 2)
 
@@ -103,11 +102,3 @@ def test_without_torch_distributed() -> None:
     with pytest.raises(ValueError, match=r"torch\.distributed is not initialised"):
         name_of(None)
     publish_host()  # nobody to tell
-
-
-def test_stress() -> None:
-    """The short form of benchmarks/stress.py: random ops, sizes, plans and delays."""
-    results = run_ranks(stress.run, 4, 400, 11, timeout=150)
-    header = 64 << 10
-    for result in results:
-        assert result.workspace_bytes <= 2 * result.largest_bytes + header

@@ -21,8 +21,8 @@ from flux_inductor.runtime import cpu_group, groups
 from flux_inductor.runtime.cpu import CpuEngine
 from flux_inductor.runtime.cpu_group import CpuGroup
 from flux_inductor.runtime.groups import group_size, name_of, state_of
-from tests.ranks import run_ranks
 from tests.support.engines import all_gather_matmul, matmul_reduce_scatter
+from tests.support.ranks import run_ranks
 
 WORLD = "0"
 PLANS = (Plan("mesh", "push", 3), Plan("mesh", "pull", 3))
@@ -203,6 +203,7 @@ ENDING = """
     import torch, torch.distributed as dist
     from flux_inductor.planning.plan import Plan
     from flux_inductor.runtime.cpu import CpuEngine
+    from tests.support.engines import all_gather_matmul
 
     store = dist.FileStore("{store}", 2)
     dist.init_process_group("gloo", store=store, rank={rank}, world_size=2)

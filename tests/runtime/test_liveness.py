@@ -14,8 +14,8 @@ from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime import errors, groups, liveness
 from flux_inductor.runtime.cpu import CpuEngine
 from flux_inductor.runtime.cpu_group import CpuGroup
-from tests.ranks import run_ranks
 from tests.support.engines import all_gather_matmul
+from tests.support.ranks import run_ranks
 
 QUICK_S = 5.0  # far below the time-out of the groups here
 

@@ -12,12 +12,13 @@ from torch import Tensor
 
 import flux_inductor
 from flux_inductor import auto_plan
+from flux_inductor.planning.architectures import ARCHITECTURES
 from flux_inductor.planning.plan import parse_plan
 from flux_inductor.planning.topology import Topology
 from flux_inductor.runtime import torch_private
 from flux_inductor.runtime.groups import name_of
 from flux_inductor.runtime.plain_collectives import communicators_seen
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 
 def _gloo_counts(patch: pytest.MonkeyPatch) -> None:
@@ -79,7 +80,9 @@ def _plans(rank: int, world: int) -> None:
     x, weight = torch.ones(8, 16), torch.ones(16, 8)
     planned: list[int | None] = []
 
-    def choose(problem: object, topology: Topology, strategy: str, reserve: int | None) -> SimpleNamespace:
+    def choose(
+        problem: object, topology: Topology, strategy: str, *, installed: object, reserve: int | None
+    ) -> SimpleNamespace:
         planned.append(reserve)
         return SimpleNamespace(plan=parse_plan("unfused"))  # which runs a collective of its own
 
@@ -91,6 +94,7 @@ def _plans(rank: int, world: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         _gloo_counts(patch)
         patch.setattr(auto_plan, "choose", choose)
+        patch.setattr(auto_plan, "_architecture", lambda device: ARCHITECTURES["cuda"])
         product()
         product()
         assert planned == [None]

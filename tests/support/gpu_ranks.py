@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 
 def why_not(gpus: int = 2) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .kernels import find, kernels, layout_of
+from tests.support.gpu_kernels import find, kernels, layout_of
 
 FREE_MULTIPROCESSORS = 20
 CLAIM_WORDS = 32  # the counter of claims has a cache line of its own
@@ -59,7 +59,7 @@ class Rank:
         return dict(zip(ERROR_FIELDS, fields, strict=True))
 
 
-class VirtualGroup:
+class EmulatedGroup:
     """`world` ranks, dealt out to the GPUs in turn."""
 
     def __init__(self, world: int, words: int = 8192) -> None:
@@ -79,9 +79,9 @@ class VirtualGroup:
                     entry.prepare()
         torch.cuda.synchronize()
 
-    def alone(self) -> "VirtualGroup":
+    def alone(self) -> "EmulatedGroup":
         """A group of one rank on the streams of this one's first."""
-        group = VirtualGroup(1)
+        group = EmulatedGroup(1)
         group.ranks[0].compute = self.ranks[0].compute
         return group
 
@@ -129,7 +129,7 @@ class AllGatherMatmulCall:
 
     def __init__(
         self,
-        group: VirtualGroup,
+        group: EmulatedGroup,
         shards: list[torch.Tensor],
         weights: list[list[torch.Tensor]],
         tile: str,
@@ -215,7 +215,7 @@ class MatmulReduceScatterCall:
 
     def __init__(
         self,
-        group: VirtualGroup,
+        group: EmulatedGroup,
         xs: list[torch.Tensor],
         weights: list[torch.Tensor],
         tile: str,
