@@ -114,7 +114,7 @@ def measure(
 ) -> Any:
     """One row a shape and candidate; the same on every rank."""
     # Nothing else communicates while an op is timed: plans keep no SMs free for it.
-    os.environ["FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS"] = "0"
+    os.environ["FLUX_INDUCTOR_RESERVE_SMS"] = "0"
     group = nccl_group(world)
     torch.use_deterministic_algorithms(False)  # no filling of new tensors while the clock runs
     rows: list[dict[str, Any]] = []

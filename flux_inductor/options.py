@@ -51,7 +51,7 @@ class Options:
         report: print the table of the graph's collectives, on the first rank, to stderr.
         topology: written topology, such as "cpu ranks=2 nodes=1 link=shm", for the groups of that many
             ranks; "" detects it.
-        reserve_multiprocessors: how many of a GPU's multiprocessors fused kernels leave to other
+        reserve_sms: how many of a GPU's SMs fused kernels leave to other
             communication of the program; "auto" leaves some where the group is a part of all ranks.
 
     Raises:
@@ -62,13 +62,13 @@ class Options:
     strict: bool = False
     report: bool = False
     topology: str = ""
-    reserve_multiprocessors: int | Literal["auto"] = "auto"
+    reserve_sms: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         for option in fields(self):
             value = getattr(self, option.name)
             expected = type(option.default)
-            if option.name == "reserve_multiprocessors" and value != "auto":
+            if option.name == "reserve_sms" and value != "auto":
                 expected = int
             if type(value) is not expected:
                 raise ValueError(
@@ -88,8 +88,8 @@ class Options:
 
     @property
     def reserve(self) -> int | None:
-        """reserve_multiprocessors, None for "auto"."""
-        return None if self.reserve_multiprocessors == "auto" else self.reserve_multiprocessors
+        """reserve_sms, None for "auto"."""
+        return None if self.reserve_sms == "auto" else self.reserve_sms
 
 
 _NAMES = tuple(option.name for option in fields(Options))
@@ -105,7 +105,7 @@ def describe_options() -> str:
     values = {
         "strategy": "|".join(STRATEGIES),
         "topology": "<text>",
-        "reserve_multiprocessors": "auto|<count>",
+        "reserve_sms": "auto|<count>",
     }
     return ", ".join(f"{name}={values.get(name, 'True|False')}" for name in _NAMES)
 
@@ -193,11 +193,9 @@ def _from_environment() -> dict[str, Any]:
 
 
 def _parse(variable: str, text: str, name: str) -> object:
-    if name == "reserve_multiprocessors" and text != "auto":
+    if name == "reserve_sms" and text != "auto":
         if not (text.isascii() and text.isdecimal()):
-            raise ValueError(
-                f"{variable}={text!r} is neither 'auto' nor a count of multiprocessors such as 8"
-            )
+            raise ValueError(f"{variable}={text!r} is neither 'auto' nor a count of SMs such as 8")
         return int(text)
     if not isinstance(getattr(Options, name), bool):
         return text

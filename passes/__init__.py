@@ -7,7 +7,8 @@ tensor; views.py says which dims are rows and which are columns, cuts.py and pie
 and put together; decide.py turns what they found into a Problem and asks the strategy; rewrite_gather.py and
 rewrite_scatter.py replace the nodes; chain.py and order.py pin the order of all that communicates,
 in_flight.py leaves room for collectives in flight over a fused op, and agreement.py tells the other ranks;
-fusion_pass.py is the whole as a pass of Inductor.
+pass_list.py is the list of these steps over the work on one graph (work.py), and fusion_pass.py the whole as
+a pass of Inductor.
 """
 
 # From the repository's root, `import passes` would load a second copy of every class in here.

@@ -198,7 +198,7 @@ def _sms_for(beside: Sequence[_Flight]) -> int:
 
 
 def _with_reserve(op: FusedOp, reserve: int, setting: Setting, strategy: Strategy) -> Decision:
-    options = replace(setting.options, reserve_multiprocessors=reserve, strategy=strategy)
+    options = replace(setting.options, reserve_sms=reserve, strategy=strategy)
     decision = decide(op.problem, op.collective, op.device, replace(setting, options=options))
     assert isinstance(decision, Decision), decision
     return decision

@@ -2,7 +2,7 @@
 
 Each is a function of the work on one graph, which it changes, and says how much it did. PASSES alone names
 the order; a further pass is one entry more. `run_passes` times each, counts what it did, and shows the graph
-before and after it to a debug log.
+to a debug log before the first and after each that changed it.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class GraphPass:
 class PassRun:
     """What one pass did in one graph."""
 
+    graph: str
     name: str
     counts: str
     count: int
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.name} {self.count} {self.counts} in {1e3 * self.seconds:.1f} ms"
+        return f"{self.name}: {self.count} {self.counts} in {1e3 * self.seconds:.1f} ms ({self.graph})"
 
 
 def tidy(work: Work) -> int:
@@ -72,8 +73,8 @@ def find(work: Work) -> int:
     return len(work.collectives)
 
 
-def check_gone(work: Work) -> int:
-    """A collective that is reported as fused must not run as well."""
+def sort_and_check(work: Work) -> int:
+    """Sorts the rewritten graph. A collective that is reported as fused must not run as well."""
     if work.fused:
         stable_topological_sort(work.graph)
     still = work.fused.keys() & set(work.graph.nodes)
@@ -123,7 +124,7 @@ PASSES = (
     GraphPass("fuse gathers", "fused", fuse_gathers),
     GraphPass("fuse scatters", "fused", fuse_scatters),
     GraphPass("leave others", "left", leave_others),
-    GraphPass("check", "fused ops", check_gone),
+    GraphPass("sort and check", "fused ops", sort_and_check),
     GraphPass("make room", "ops changed", leave_room),
     GraphPass("agree", "groups", agree),
     GraphPass("pin order", "nodes pinned", pin),
@@ -142,21 +143,18 @@ def run_passes(graph: Graph, name: str, setting: Setting) -> tuple[list[Collecti
     if not any(find_collectives(graph)):
         return [], []
     work = Work(graph, name, setting)
-    _show("before all passes", graph)
+    logger.debug("graph %s before all passes:\n%s", name, graph)
     runs = [_run(one, work) for one in PASSES]
     return [work.records[one.node] for one in work.collectives], runs
 
 
 def _run(one: GraphPass, work: Work) -> PassRun:
+    shown = logger.isEnabledFor(logging.DEBUG)
+    before = str(work.graph) if shown else ""
     start = time.perf_counter()
     count = one.run(work)
-    ran = PassRun(one.name, one.counts, count, time.perf_counter() - start)
-    logger.debug("%s, graph %r", ran, work.name)
-    if count:
-        _show(f"after {one.name}", work.graph)
+    ran = PassRun(work.name, one.name, one.counts, count, time.perf_counter() - start)
+    logger.debug("%s", ran)
+    if shown and str(work.graph) != before:
+        logger.debug("graph %s after %s:\n%s", work.name, one.name, work.graph)
     return ran
-
-
-def _show(when: str, graph: Graph) -> None:
-    if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("graph %s:\n%s", when, graph)

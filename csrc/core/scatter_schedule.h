@@ -41,7 +41,7 @@ struct ScatterSchedule {
 
   // In which a kernel of so many clusters claims tiles.
   //
-  // Stores have no queue: a tile's leave when it is done, and where those of all multiprocessors
+  // Stores have no queue: a tile's leave when it is done, and where those of all SMs
   // leave at once, the link holds them up, and idles later. So where they are the transport, the
   // own part takes turns with the last peer's. A round behind it, so that partials have had a
   // tile's time to arrive; and a chunk behind it, which has one signal for all of its tiles.

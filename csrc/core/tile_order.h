@@ -106,9 +106,9 @@ class TileOrder {
   // Of the last two parts' turns: the first place, and how many follow.
   int turns_begin() const { return turns_begin_; }
   int turns() const { return turns_; }
-  // Clusters to launch: as many as fit the multiprocessors that they may use, and are of use.
-  int clusters_at_work(int multiprocessors, int resident) const {
-    int fit = std::min(multiprocessors / (cluster_m() * cluster_n()), resident);
+  // Clusters to launch: as many as fit the SMs that they may use, and are of use.
+  int clusters_at_work(int sms, int resident) const {
+    int fit = std::min(sms / (cluster_m() * cluster_n()), resident);
     return std::max(1, std::min(fit, clusters()));
   }
 

@@ -94,7 +94,7 @@ struct AllGatherMatmulTraits {
     epilogue.keep = keep(p);
     epilogue.succession = p.succession;
     arguments.scheduler.order = order(p);
-    arguments.hw_info.sm_count = p.multiprocessors;
+    arguments.hw_info.sm_count = p.sms;
     arguments.hw_info.max_active_clusters = resident_clusters<Kernel>();
     auto params = Kernel::to_underlying_arguments(arguments, nullptr);
     launch_kernel<Kernel>(params, Kernel::get_grid_shape(params), stream);

@@ -31,8 +31,8 @@ struct AllGatherMatmul {
   // Of chunks; of the last one of the shard that arrives last, 0: as any other; and in how many
   // slices along K that one is sent.
   int rows_per_chunk, last_rows, slices = 1;
-  int group;            // rows of clusters swept together
-  int multiprocessors;  // to use at most
+  int group;  // rows of clusters swept together
+  int sms;    // to use at most
   uint64_t wait_limit_ns;
   ErrorRecord* errors;
 

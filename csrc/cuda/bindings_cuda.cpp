@@ -73,9 +73,8 @@ void bind_problems(py::module_& m) {
                   "gathered", &G::gathered, "weight", &G::weight, "weight_stride",
                   &G::weight_stride, "bias", &G::bias, "product", &G::product, "kept", &G::kept,
                   "signals", &G::signals, "epoch", &G::epoch, "rows_per_chunk", &G::rows_per_chunk,
-                  "last_rows", &G::last_rows, "slices", &G::slices, "group", &G::group,
-                  "multiprocessors", &G::multiprocessors, "wait_limit_ns", &G::wait_limit_ns,
-                  "errors", &G::errors);
+                  "last_rows", &G::last_rows, "slices", &G::slices, "group", &G::group, "sms",
+                  &G::sms, "wait_limit_ns", &G::wait_limit_ns, "errors", &G::errors);
   using S = MatmulReduceScatter;
   bind_problem<S>(m, "MatmulReduceScatter", "world", &S::world, "rank", &S::rank, "strips",
                   &S::strips, "rows", &S::rows, "n", &S::n, "k", &S::k, "x", &S::x, "x_row_stride",
@@ -83,8 +82,8 @@ void bind_problems(py::module_& m) {
                   "bias", &S::bias, "addend", &S::addend, "scale", &S::scale, "parts", &S::parts,
                   "partials", &S::partials, "delivered", &S::delivered, "counters", &S::counters,
                   "arrived", &S::arrived, "epoch", &S::epoch, "claims", &S::claims, "group",
-                  &S::group, "chunk_columns", &S::chunk_columns, "multiprocessors",
-                  &S::multiprocessors, "wait_limit_ns", &S::wait_limit_ns, "errors", &S::errors);
+                  &S::group, "chunk_columns", &S::chunk_columns, "sms", &S::sms, "wait_limit_ns",
+                  &S::wait_limit_ns, "errors", &S::errors);
 }
 
 char const* name_of(ElementType type) {

@@ -2,7 +2,7 @@
 //
 // Clusters claim tiles, in the order of a TileOrder, from a counter in memory. That is needed where
 // other ranks wait for tiles (rule R1). Say ranks 0 and 1 each have one cluster that is not
-// resident, because another kernel holds its multiprocessors. With fixed shares, the resident
+// resident, because another kernel holds its SMs. With fixed shares, the resident
 // clusters of both ranks soon wait for tiles of the other rank's absent cluster, for ever. Claimed
 // in order, tiles that others wait for are never left behind.
 //

@@ -3,7 +3,7 @@
 //
 // A signal is an 8-byte copy of the epoch in device memory: cheaper than a stream memory operation,
 // and right when a CUDA graph is replayed. Copies go on while a kernel that waits for them holds
-// every multiprocessor.
+// every SM.
 #pragma once
 
 #include "all_gather_matmul.h"

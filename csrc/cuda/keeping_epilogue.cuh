@@ -19,7 +19,7 @@
 // the L2 cache. It waits for copy engines alone, never for a tile (rule R1).
 //
 // Rejected: a copy beside the kernel, or pulling into kept and into the buffer, because copies
-// inside one GPU need multiprocessors, which the kernel holds (0.04 to 0.3 of the product's time);
+// inside one GPU need SMs, which the kernel holds (0.04 to 0.3 of the product's time);
 // storing the blocks of A from the mainloop's own stages, each by one tile of its row, right before
 // the load warp fills the stage again: it reads nothing twice, but holds up the loads (measured:
 // 0.01 to 0.03 slower than this, and 0.005 where nothing is kept, by the load warp's registers);
@@ -48,7 +48,7 @@ constexpr int kKeepingBuffers = 2;
 constexpr int kCacheLine = 128;  // bytes
 
 // The largest buffers that fit, with their barriers, into `free` bytes of a kernel's shared memory.
-// Up to 8 KiB each: that is 16 KiB in flight in every multiprocessor.
+// Up to 8 KiB each: that is 16 KiB in flight in every SM.
 constexpr int keeping_buffer_bytes(int free) {
   constexpr int kAlignment = 1024;  // of the mainloop's operands, which lie behind the epilogue's
   int barriers = kKeepingBuffers * 8;

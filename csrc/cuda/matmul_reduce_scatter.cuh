@@ -40,7 +40,7 @@ struct MatmulReduceScatterTraits {
     params.bias = static_cast<ElementOf<result> const*>(p.bias);
     params.output = output(p);
     TileOrder const& order = params.output.order;
-    int clusters = order.clusters_at_work(p.multiprocessors, resident_clusters<Kernel>());
+    int clusters = order.clusters_at_work(p.sms, resident_clusters<Kernel>());
     TileOrder claims = p.schedule(Config::tile).claims(order, params.output.chunks, clusters);
     params.tiles = {claims, p.claims};
     dim3 grid(order.cluster_m(), order.cluster_n() * clusters, 1);

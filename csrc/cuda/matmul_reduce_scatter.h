@@ -38,9 +38,9 @@ struct MatmulReduceScatter {
   Epoch const* epoch;  // device memory; the value that this call's signals reach
   uint32_t* claims;    // zero at the start
   Succession succession;
-  int group;            // rows of clusters swept together
-  int chunk_columns;    // columns of clusters in a chunk
-  int multiprocessors;  // to use at most
+  int group;          // rows of clusters swept together
+  int chunk_columns;  // columns of clusters in a chunk
+  int sms;            // to use at most
   uint64_t wait_limit_ns;
   ErrorRecord* errors;
 

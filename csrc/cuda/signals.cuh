@@ -104,7 +104,7 @@ __device__ inline void end_failed_wait(WaitLimit const& limit, uint32_t source, 
 // when the limit has passed or another wait of the group has failed.
 //
 // The record is in host memory and must be looked at seldom: read at the pace of the signal by
-// every multiprocessor, it keeps the copy engine from its work, which then takes a hundred times
+// every SM, it keeps the copy engine from its work, which then takes a hundred times
 // longer.
 __device__ __forceinline__ void wait_slowly(Epoch const* signal, Epoch expected,
                                             WaitLimit const& limit, uint32_t source,

@@ -63,9 +63,8 @@ Workspace::Workspace(Memory memory) : memory_(std::move(memory)), one_queue_(has
     for (cudaEvent_t* event : {&each->forked, &each->joined, &each->ended})
       check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event");
   }
-  check_cuda(
-      cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, memory_.device),
-      "number of multiprocessors");
+  check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, memory_.device),
+             "number of SMs");
   for (int turn : {0, 1}) {
     check_cuda(cudaMemcpy(epoch(turn), &kFirstEpoch, sizeof(Epoch), cudaMemcpyHostToDevice),
                "the first epoch");
@@ -192,7 +191,7 @@ Ran Workspace::run(GatherCall const& call, GatherOperands const& operands, cudaS
     problem.epoch = epoch(turn.index);
     if (i + 1 == call.launches.size())
       problem.succession = succession(turn, last_signal(common, push));
-    problem.multiprocessors = multiprocessors_ - call.reserve;
+    problem.sms = sms_ - call.reserve;
     problem.wait_limit_ns = memory_.wait_limit_ns;
     problem.errors = memory_.errors;
     kernel->launch(problem, stream);
@@ -249,7 +248,7 @@ Ran Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cud
   problem.epoch = epoch(turn.index);
   problem.claims = words(turn.index, OwnWords::kClaims);
   problem.succession = succession(turn, nullptr);
-  problem.multiprocessors = multiprocessors_ - call.reserve;
+  problem.sms = sms_ - call.reserve;
   problem.wait_limit_ns = memory_.wait_limit_ns;
   problem.errors = memory_.errors;
 

@@ -46,7 +46,7 @@ struct OwnWords {
 // One call of all_gather_matmul, without its addresses: one launch for each weight.
 struct GatherCall {
   std::vector<std::pair<AllGatherMatmulKernel const*, AllGatherMatmul>> launches;
-  int reserve;  // multiprocessors left to other communication
+  int reserve;  // SMs left to other communication
 
   // The launch that stores the gathered tensor, where one is kept: the longest has most room for
   // it.
@@ -149,7 +149,7 @@ class Workspace {
   Sequence& sequence(Turn turn) { return turn.captured ? captured_ : eager_; }
 
   Memory memory_;
-  int multiprocessors_ = 0;
+  int sms_ = 0;
   bool one_queue_;
   Sequence eager_, captured_;
 };

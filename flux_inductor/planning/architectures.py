@@ -17,6 +17,6 @@ def check_reserve(reserve: int) -> None:
     most = max(one.most_reserve for one in ARCHITECTURES.values())
     if not 0 <= reserve <= most:
         raise ValueError(
-            f"reserve_multiprocessors={reserve} is out of range: a kernel can leave 0 to {most} of the "
-            f"device's {2 * most} multiprocessors to other communication"
+            f"reserve_sms={reserve} is out of range: a kernel can leave 0 to {most} of the "
+            f"device's {2 * most} SMs to other communication"
         )

@@ -47,7 +47,7 @@ class Plan:
         sweep: rows of clusters that a CUDA kernel sweeps together along the columns; 0: likewise.
         width: columns of the product in a chunk of a CUDA matmul_reduce_scatter, whose chunks are blocks of
             the kernel's own order; 0: likewise.
-        reserve: multiprocessors that a CUDA kernel leaves to other communication of the program (rule R2).
+        reserve: SMs that a CUDA kernel leaves to other communication of the program (rule R2).
         last: rows of the last chunk of the shard that a rank needs last, in a CUDA all_gather_matmul; 0: as
             any other (see csrc/core/gather_chunks.h).
         slices: pieces along K in which it travels; 0: one.
@@ -98,7 +98,7 @@ _TOKENS = {
     "width": (_COUNT, "<columns>"),
     "tile": (TILE, "<MxNxK/cluster>"),
     "sweep": (_COUNT, "<rows of clusters>"),
-    "reserve": (_COUNT, "<multiprocessors>"),
+    "reserve": (_COUNT, "<SMs>"),
 }
 
 UNFUSED = Plan("unfused")
@@ -118,7 +118,7 @@ def check_plan(plan: Plan, op: Op, device: Device) -> None:
             f"plan '{plan}': {op.name} on {device} cannot {plan.direction!r}; valid: {', '.join(valid)}"
         )
     if plan.reserve and device != "cuda":
-        raise ValueError(f"plan '{plan}': only CUDA kernels leave multiprocessors alone; remove 'reserve='")
+        raise ValueError(f"plan '{plan}': only CUDA kernels leave SMs alone; remove 'reserve='")
     for key in ("last", "slices"):
         if getattr(plan, key) and not (op.collective_first and device == "cuda"):
             raise ValueError(

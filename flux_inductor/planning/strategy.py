@@ -79,7 +79,7 @@ def choose(
     Args:
         mode: "auto" fuses what is predicted faster by the machine's margin, "always" whatever is legal,
             "never" nothing.
-        reserve: multiprocessors that CUDA kernels leave to other communication; None: some where the topology
+        reserve: SMs that CUDA kernels leave to other communication; None: some where the topology
             says that there is other communication.
         installed: the engines that there are. On another device the decision is unfused and says so,
             whatever the mode: a fused op never runs on the reference engine unasked.
@@ -98,7 +98,7 @@ def choose(
 
 
 def reserve_of(topology: Topology) -> int:
-    """Multiprocessors that kernels leave to other communication, unless the user says otherwise."""
+    """SMs that kernels leave to other communication, unless the user says otherwise."""
     return ARCHITECTURES[topology.device].reserve if topology.shared else 0
 
 

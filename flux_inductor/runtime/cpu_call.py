@@ -71,6 +71,6 @@ class Call:
             )
         return errors.PeerTimeoutError(
             f"{self.where} waited {self.limit_s:g} s for {awaited}: {state}. If the rank is only slow, "
-            "raise the time-out of the process group; FLUX_INDUCTOR_ENGINE must be the same on all ranks. "
+            "raise the timeout of the process group; FLUX_INDUCTOR_ENGINE must be the same on all ranks. "
             f"{REMEDY}"
         )

@@ -47,7 +47,7 @@ class CpuGroup:
         self.name = name
         self.rank = group.rank()
         self.world = group.size()
-        self.limit_s = 0.0  # the time-out of the process group, read at each call
+        self.limit_s = 0.0  # the timeout of the process group, read at each call
         self.lock = threading.Lock()
         self._generation = Generation("cpu", torch_private.store(group), self.rank, self.world)
         self._thread = _core.TransferThread()

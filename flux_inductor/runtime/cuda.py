@@ -46,6 +46,5 @@ def _check_reserve(plan: Plan, device: torch.device) -> None:
     whole = torch.cuda.get_device_properties(device).multi_processor_count
     if plan.reserve > whole // 2:
         raise ValueError(
-            f"plan '{plan}' leaves {plan.reserve} of {whole} multiprocessors to others; reserve at most "
-            f"{whole // 2}"
+            f"plan '{plan}' leaves {plan.reserve} of {whole} SMs to others; reserve at most {whole // 2}"
         )

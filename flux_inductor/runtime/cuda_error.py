@@ -36,7 +36,7 @@ def what_failed(record: Record, group: str, rank: int, limit_s: float) -> FusedO
         what = "its own copies to its peers"
     return PeerTimeoutError(
         f"{where} waited {limit_s:g} s for {what}: its signal shows epoch {seen}, expected {expected}. "
-        f"{PAST_USE} If the rank is only slow, raise the time-out of the process group."
+        f"{PAST_USE} If the rank is only slow, raise the timeout of the process group."
     )
 
 

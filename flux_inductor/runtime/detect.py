@@ -98,7 +98,7 @@ def _place_of(rank: int, limit: timedelta) -> str:
         store.wait([key], limit)
     except RuntimeError as error:  # a DistStoreError is one; a FileStore raises no more than that
         raise PeerTimeoutError(
-            f"rank {rank} compiled or called nothing fused within {limit.total_seconds():g} s, the time-out "
+            f"rank {rank} compiled or called nothing fused within {limit.total_seconds():g} s, the timeout "
             "of the process group; all ranks of a group must compile what one of them does, also for "
             "flux_inductor.explain()"
         ) from error

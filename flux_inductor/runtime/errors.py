@@ -14,7 +14,7 @@ class MismatchError(FusedOpError):
 
 
 class PeerTimeoutError(FusedOpError, TimeoutError):
-    """A peer did not come, or not go on, within the time-out of the process group."""
+    """A peer did not come, or not go on, within the timeout of the process group."""
 
 
 class PeerLostError(FusedOpError, ConnectionError):

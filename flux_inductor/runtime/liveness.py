@@ -2,7 +2,7 @@
 
 Later, each rank watches its peers' processes itself (csrc/cpu/wait.h). Before that, all it has is the store:
 every rank publishes which process it is when it first compiles or calls a fused op. A rank that ends earlier
-than that is only missed when the process group's time-out has passed.
+than that is only missed when the process group's timeout has passed.
 """
 
 from __future__ import annotations

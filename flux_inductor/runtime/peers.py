@@ -97,7 +97,7 @@ class Peers:
                 raise PeerTimeoutError(
                     f"{self._where} waited {limit_s:g} s for ranks {missing} to come to collective {index} "
                     f"of their compiled graphs, which is here {own}. A rank that is only slow needs a longer "
-                    "time-out of the process group; one that runs this collective outside of compiled code, "
+                    "timeout of the process group; one that runs this collective outside of compiled code, "
                     "or from a CUDA graph, cannot be seen: compile it alike on all ranks, or run unfused "
                     f"with FLUX_INDUCTOR_ENGINE=reference on all. {REMEDY}"
                 )

@@ -60,8 +60,8 @@ def test_contexts_nest_and_end() -> None:
         ("report", None),
         ("topology", 2),
         ("strategy", True),
-        ("reserve_multiprocessors", "8"),
-        ("reserve_multiprocessors", True),
+        ("reserve_sms", "8"),
+        ("reserve_sms", True),
     ],
 )
 def test_an_ill_typed_option_names_the_valid_ones(name: str, value: Any) -> None:
@@ -76,23 +76,23 @@ def test_an_unknown_strategy_names_the_valid_ones() -> None:
 
 
 @pytest.mark.parametrize(("value", "reserve"), [("auto", None), (0, 0), (8, 8)])
-def test_multiprocessors_may_be_reserved(value: Any, reserve: int | None) -> None:
-    assert resolve(given={"reserve_multiprocessors": value})[0].reserve == reserve
+def test_sms_may_be_reserved(value: Any, reserve: int | None) -> None:
+    assert resolve(given={"reserve_sms": value})[0].reserve == reserve
 
 
 @pytest.mark.parametrize(("text", "reserve"), [("auto", None), ("0", 0), ("12", 12)])
 def test_a_reserve_in_the_environment(
     text: str, reserve: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS", text)
+    monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_SMS", text)
     assert resolve()[0].reserve == reserve
 
 
 def test_a_bad_reserve_names_what_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="=67 is out of range: a kernel can leave 0 to 66 of"):
-        resolve(given={"reserve_multiprocessors": 67})
-    monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS", "some")
-    with pytest.raises(ValueError, match="RESERVE_MULTIPROCESSORS='some' is neither 'auto' nor a count"):
+        resolve(given={"reserve_sms": 67})
+    monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_SMS", "some")
+    with pytest.raises(ValueError, match="RESERVE_SMS='some' is neither 'auto' nor a count"):
         resolve()
 
 

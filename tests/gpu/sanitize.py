@@ -27,7 +27,7 @@ from tests.support.numerics import product, randoms, relative_error, weight
 WORLD = 2
 GATHER_TILES = ("128x192x64/2x1", "128x128x64/2x1/pingpong")
 SCATTER_TILES = ("128x192x64/2x1", "64x256x64/2x1")  # of two warpgroups, and of one
-MULTIPROCESSORS = 4
+SMS = 4
 WAIT_LIMIT_NS = 300_000_000_000
 LATER = 1 << 20  # an epoch that these calls do not reach
 
@@ -52,7 +52,7 @@ class FewKernels:
 def small_group() -> EmulatedGroup:
     group = EmulatedGroup(WORLD)
     for rank in group.ranks:
-        rank.multiprocessors = MULTIPROCESSORS
+        rank.sms = SMS
     return group
 
 

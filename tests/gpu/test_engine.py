@@ -208,7 +208,7 @@ def _refused(rank: int, world: int) -> None:
         make(Gather((64, 64), (64,), plan="mesh pull chunk=64"), group)()
     with pytest.raises(ValueError, match="cannot 'store'; valid: push"):
         make(Gather((64, 64), (64,), plan="mesh store chunk=64"), group)()
-    with pytest.raises(ValueError, match=r"leaves 120 of 132 multiprocessors to others; reserve at most 66"):
+    with pytest.raises(ValueError, match=r"leaves 120 of 132 SMs to others; reserve at most 66"):
         make(Gather((64, 64), (64,), plan="mesh push chunk=64 reserve=120"), group)()
 
 

@@ -65,7 +65,7 @@ def test_delayed_chunks_with_terms(world: int, direction: str) -> None:
 
 @both_directions
 @pytest.mark.parametrize("tile", TILES)
-def test_few_multiprocessors_on_some_ranks(tile: str, direction: str) -> None:
+def test_few_sms_on_some_ranks(tile: str, direction: str) -> None:
     """Rule R1: a rank with one resident cluster and a rank with many finish."""
     for few in ([2, 16], [16, 2]):
         run(
@@ -75,7 +75,7 @@ def test_few_multiprocessors_on_some_ranks(tile: str, direction: str) -> None:
             sweep=1,
             chunk_columns=1,
             addend=True,
-            multiprocessors=few,
+            sms=few,
             direction=direction,
             result_dtype=WIDE,
         )

@@ -43,7 +43,7 @@ def run(
     bias: bool = False,
     addend: bool = False,
     scale: float = 1.0,
-    multiprocessors: list[int] | None = None,
+    sms: list[int] | None = None,
     direction: str = "push",
     result_dtype: torch.dtype | None = None,
 ) -> list[torch.Tensor]:
@@ -67,7 +67,7 @@ def run(
         scale,
         sweep,
         chunk_columns,
-        multiprocessors=multiprocessors,
+        sms=sms,
         direction=direction,
         result=result_dtype,
     )
@@ -131,7 +131,7 @@ def test_delayed_chunks(world: int, direction: str) -> None:
 @both_directions
 @pytest.mark.parametrize("tile", TILES)
 def test_chunks_of_several_rounds(tile: str, direction: str) -> None:
-    """With few multiprocessors a chunk's tiles are several rounds."""
+    """With few SMs a chunk's tiles are several rounds."""
     for world, few in [(2, 6), (4, 16)]:
         run(
             world,
@@ -141,7 +141,7 @@ def test_chunks_of_several_rounds(tile: str, direction: str) -> None:
             chunk_columns=100,
             delay_cycles=300_000,
             addend=world == 4,
-            multiprocessors=[few] * world,
+            sms=[few] * world,
             direction=direction,
         )
 
@@ -150,7 +150,7 @@ def test_chunks_of_several_rounds(tile: str, direction: str) -> None:
 @pytest.mark.parametrize("addend", [False, True])
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("world", [2, 4])
-def test_few_multiprocessors_on_some_ranks(world: int, tile: str, addend: bool, direction: str) -> None:
+def test_few_sms_on_some_ranks(world: int, tile: str, addend: bool, direction: str) -> None:
     """Rule R1: a rank with one resident cluster and ranks with many finish.
 
     With an addend, every tile has a source that the load warp need not wait for. Chunks are small, so that
@@ -164,15 +164,15 @@ def test_few_multiprocessors_on_some_ranks(world: int, tile: str, addend: bool, 
             sweep=1,
             chunk_columns=1,
             addend=addend,
-            multiprocessors=few,
+            sms=few,
             direction=direction,
         )
 
 
 @pytest.mark.parametrize("addend", [False, True])
-@pytest.mark.parametrize("multiprocessors", [2, 8, 64])
+@pytest.mark.parametrize("sms", [2, 8, 64])
 @pytest.mark.parametrize("tile", TILES)
-def test_each_tile_is_counted_once(tile: str, multiprocessors: int, addend: bool) -> None:
+def test_each_tile_is_counted_once(tile: str, sms: int, addend: bool) -> None:
     """The last one of its block or not, or in a cluster's padding.
 
     One count too many and a chunk would leave before its last tile is stored; but only sometimes, so that the
@@ -184,8 +184,8 @@ def test_each_tile_is_counted_once(tile: str, multiprocessors: int, addend: bool
     xs = randoms(world, (strips, world * rows, k), torch.bfloat16, devices)
     ws = [weight(k, n, torch.bfloat16, d, "k_major") for d in devices]
     adds = randoms(world, (strips, world * rows, n), torch.bfloat16, devices) if addend else None
-    use = [multiprocessors] * world
-    call = MatmulReduceScatterCall(group, xs, ws, tile, addends=adds, sweep=2, multiprocessors=use)
+    use = [sms] * world
+    call = MatmulReduceScatterCall(group, xs, ws, tile, addends=adds, sweep=2, sms=use)
     rank, p = group.ranks[0], call.problems[0]
     per_part = kernels.scatter_chunks_per_part(call.entry, p)
     expected = torch.zeros(world, per_part, dtype=torch.int32)
@@ -207,7 +207,7 @@ def test_each_tile_is_counted_once(tile: str, multiprocessors: int, addend: bool
 
 @both_directions
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_other_kernels_hold_most_multiprocessors_of_both_ranks(direction: str) -> None:
+def test_other_kernels_hold_most_sms_of_both_ranks(direction: str) -> None:
     """Rule R1: both ranks finish while most of their blocks are not even resident.
 
     With a fixed share of the tiles for every block this would last as long as the other kernels do: each rank
@@ -217,7 +217,7 @@ def test_other_kernels_hold_most_multiprocessors_of_both_ranks(direction: str) -
     others, group = EmulatedGroup(2), EmulatedGroup(2)
     devices = [rank.device for rank in group.ranks]
     for rank in others.ranks:
-        rank.multiprocessors -= 12
+        rank.sms -= 12
     shards = randoms(2, (1, 8192, 128), torch.bfloat16, devices)
     w = [[weight(128, 256, torch.bfloat16, d, "k_major")] for d in devices]
     holding = AllGatherMatmulCall(others, shards, w, GATHER_TILES[0], 8192, wait_limit_ns=10_000_000_000)
@@ -339,15 +339,13 @@ def random_call(
 def stress(tile: str, world: int) -> None:
     rng = random.Random(f"{tile} {world}")
     group = EmulatedGroup(world)
-    for multiprocessors in (4, 10, group.ranks[0].multiprocessors):
+    for sms in (4, 10, group.ranks[0].sms):
         for direction in ("push", "store"):
             for i in range(STRESS_RUNS):
-                call, exact = random_call(
-                    rng, group, tile, multiprocessors=[multiprocessors] * world, direction=direction
-                )
+                call, exact = random_call(rng, group, tile, sms=[sms] * world, direction=direction)
                 results = call.run(delay_cycles=rng.choice((0, 0, 100_000, 1_000_000)))
                 for rank, result, expected in zip(group.ranks, results, exact, strict=True):
-                    where = (multiprocessors, direction, i, rank.index, rank.error())
+                    where = (sms, direction, i, rank.index, rank.error())
                     assert rank.error()["state"] == 0, where
                     assert relative_error(result, expected) < 1e-2, where
 

@@ -28,11 +28,11 @@ def detected(group: str, device: str) -> Topology:
         (Options(), 8),
         (Options(topology="cuda ranks=2 link=nvlink"), 0),
         (Options(topology="cuda ranks=4 link=nvlink"), 8),
-        (Options(reserve_multiprocessors=0), 0),
-        (Options(reserve_multiprocessors=16), 16),
+        (Options(reserve_sms=0), 0),
+        (Options(reserve_sms=16), 16),
     ],
 )
-def test_a_group_beside_others_leaves_multiprocessors_to_them(options: Options, reserve: int) -> None:
+def test_a_group_beside_others_leaves_sms_to_them(options: Options, reserve: int) -> None:
     collective = Collective(Graph().placeholder("x"), "all_gather", "tp", 2)
     decision = decide(PROBLEM, collective, "cuda", Setting(options, detected, EVERYWHERE))
     assert isinstance(decision, Decision)
@@ -50,7 +50,7 @@ def _without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_without_a_process_group")
 def test_ops_called_by_name_leave_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "reserve=8" in str(auto_plan.plan_call(CALL, "tp", "cuda"))
-    monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_MULTIPROCESSORS", "0")
+    monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_SMS", "0")
     assert "reserve" not in str(auto_plan.plan_call(CALL, "tp", "cuda"))
 
 

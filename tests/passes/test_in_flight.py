@@ -117,7 +117,7 @@ def test_what_has_ended_needs_nothing(group: Group) -> None:
 
 @pytest.mark.parametrize(("asked", "waits"), [(0, True), (4, True), (8, False), (16, False)])
 def test_a_number_that_was_asked_for_is_kept(group: Group, asked: int, waits: bool) -> None:
-    options = replace(CUDA_PAIR, reserve_multiprocessors=asked)
+    options = replace(CUDA_PAIR, reserve_sms=asked)
     plan, moved, _ = figures(traced(program(group, "behind"), rows=64, options=options))
     assert (f"reserve={asked}" in plan) == bool(asked)
     assert moved == waits

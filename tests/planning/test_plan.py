@@ -79,7 +79,7 @@ def test_texts() -> None:
         ("mesh push chunk=\u0664", "'chunk=\u0664'", "chunk=64"),
         ("mesh push chunk=4 chunk=5", "chunk is given twice", "twice"),
         ("mesh push chunk=4 speed=9", "'speed=9'", "valid: chunk=<rows>, last=<rows>, slices="),
-        ("mesh push chunk=4 speed=9", "'speed=9'", "reserve=<multiprocessors>"),
+        ("mesh push chunk=4 speed=9", "'speed=9'", "reserve=<SMs>"),
         ("mesh store chunk=4 reserve=0", "'reserve=0'", "reserve=64"),
         ("mesh push chunk=4 last=0", "'last=0'", "last=64"),
         ("mesh push chunk=4 slices=1", "'slices=1'", "slices=4"),

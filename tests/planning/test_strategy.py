@@ -212,7 +212,7 @@ def test_a_gathered_tensor_that_is_kept_is_pushed_on_cuda() -> None:
 
 @pytest.mark.parametrize("op", [ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER])
 @pytest.mark.parametrize("rows", [4096, S])
-def test_multiprocessors_are_left_to_other_communication_where_there_is_any(op: Op, rows: Size) -> None:
+def test_sms_are_left_to_other_communication_where_there_is_any(op: Op, rows: Size) -> None:
     problem = Problem(op, 2, 1, rows, (8192,), 8192, "bf16")
 
     def reserves(shared: bool, reserve: int | None = None) -> set[int]:
@@ -309,7 +309,7 @@ def test_a_cpu_plan_reserves_nothing() -> None:
 @pytest.mark.parametrize("reserve", [-1, 67])
 def test_a_reserve_that_leaves_no_room_is_an_error(reserve: int) -> None:
     problem = Problem(ALL_GATHER_MATMUL, 2, 1, 512, (512,), 512, "bf16")
-    with pytest.raises(ValueError, match=f"reserve_multiprocessors={reserve} is out of range.* 0 to 66 of"):
+    with pytest.raises(ValueError, match=f"reserve_sms={reserve} is out of range.* 0 to 66 of"):
         choose(problem, topology("cuda", 2), reserve=reserve, installed=EVERYWHERE)
 
 

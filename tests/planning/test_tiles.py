@@ -109,7 +109,7 @@ def test_any_width_may_be_given(direction: Direction, width: int) -> None:
     assert op_us(problem, plan) == op_us(problem, whole)
 
 
-def test_multiprocessors_left_to_others_hold_no_tiles() -> None:
+def test_sms_left_to_others_hold_no_tiles() -> None:
     tile = Tile.parse("256x192x64/2x1")
     assert [at_once(tile, reserve) for reserve in (0, 8, 9, 131, 132)] == [66, 62, 61, 1, 1]
     problem = Problem(ALL_GATHER_MATMUL, 2, 1, 4096, (6144,), 12288, "bf16")

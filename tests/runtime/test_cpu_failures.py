@@ -23,7 +23,7 @@ from tests.support.ranks import run_ranks
 
 GROUP = "0"
 PUSH, PULL = Plan("mesh", "push", 4), Plan("mesh", "pull", 4)
-QUICK_S = 5.0  # far below the time-out of the groups here
+QUICK_S = 5.0  # far below the timeout of the groups here
 
 
 def gather(rows: int = 8, plan: Plan = PUSH, group: str = GROUP) -> None:
@@ -127,7 +127,7 @@ def late(rank: int, world: int) -> None:
             if warm:
                 assert "for chunk 0 of rank 0's shard from rank 1" in message
                 assert re.search(r"shows epoch [01], expected 2", message), message
-                assert "raise the time-out of the process group" in message
+                assert "raise the timeout of the process group" in message
             else:
                 assert "waited 1 s for ranks [1]" in message
         else:

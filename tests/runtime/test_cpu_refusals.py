@@ -20,7 +20,7 @@ from flux_inductor.runtime import errors
 from flux_inductor.runtime.groups import name_of
 from tests.support.ranks import run_ranks
 
-QUICK_S = 1.0  # far below the time-out of the groups here
+QUICK_S = 1.0  # far below the timeout of the groups here
 OPS = torch.ops.flux_inductor
 PLANS = ("mesh push chunk=4", "mesh pull chunk=4")
 

@@ -1,4 +1,4 @@
-"""A rank that ends before the group's first fused call is missed soon, not when the time-out has passed."""
+"""A rank that ends before the group's first fused call is missed soon, not when the timeout has passed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flux_inductor.runtime.cpu_group import CpuGroup
 from tests.support.engines import all_gather_matmul
 from tests.support.ranks import run_ranks
 
-QUICK_S = 5.0  # far below the time-out of the groups here
+QUICK_S = 5.0  # far below the timeout of the groups here
 
 
 def _gather() -> None:

@@ -102,7 +102,7 @@ def _plans(rank: int, world: int) -> None:
         product()
         product()
         assert planned == [None, 8]
-        with flux_inductor.options(reserve_multiprocessors=2):
+        with flux_inductor.options(reserve_sms=2):
             product()
         assert planned == [None, 8, 2]
 

@@ -1,8 +1,8 @@
 """One process plays all ranks of a group on one or two GPUs, on the kernels themselves.
 
 The kernels take rank, world size and addresses, so nothing but the caller knows that the ranks share a
-process. Each rank has its own streams, buffers, signals and epoch, and a share of its GPU's multiprocessors:
-all kernels must be resident together, since they wait for one another, and some multiprocessors must stay
+process. Each rank has its own streams, buffers, signals and epoch, and a share of its GPU's SMs:
+all kernels must be resident together, since they wait for one another, and some SMs must stay
 free, since copies within one GPU need them.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 from tests.support.gpu_kernels import find, kernels, layout_of
 
-FREE_MULTIPROCESSORS = 20
+FREE_SMS = 20
 CLAIM_WORDS = 32  # the counter of claims has a cache line of its own
 WAIT_LIMIT_NS = 2_000_000_000
 ERROR_FIELDS = ("state", "op", "source", "chunk", "expected", "seen")
@@ -32,7 +32,7 @@ class Rank:
 
     index: int
     device: torch.device
-    multiprocessors: int
+    sms: int
     words: int
     compute: torch.cuda.Stream = field(init=False)
     transfer: torch.cuda.Stream = field(init=False)
@@ -68,9 +68,7 @@ class EmulatedGroup:
         if devices > 1:
             allow_peer_access()
         whole = torch.cuda.get_device_properties(0).multi_processor_count
-        share = (
-            whole if world == 1 else (whole - (FREE_MULTIPROCESSORS if per_device > 1 else 0)) // per_device
-        )
+        share = whole if world == 1 else (whole - (FREE_SMS if per_device > 1 else 0)) // per_device
         self.world = world
         self.ranks = [Rank(i, torch.device("cuda", i % devices), share, words) for i in range(world)]
         for device in range(devices):  # rule R3
@@ -113,7 +111,7 @@ def delay(rank: Rank, cycles: int, stream: torch.cuda.Stream | None = None) -> N
 
     Or another stream of the rank.
 
-    Before the rank's kernel is launched: the delay is a kernel too, and would wait for a multiprocessor until
+    Before the rank's kernel is launched: the delay is a kernel too, and would wait for a SM until
     the other gives up waiting (rule R2).
     """
     if cycles:
@@ -171,7 +169,7 @@ class AllGatherMatmulCall:
                 p.kept = self.kept[rank.index].data_ptr() if keep and i == widths.index(max(widths)) else 0
                 p.product = self.products[rank.index][i].data_ptr()
                 p.signals, p.epoch = rank.signals.data_ptr(), rank.epoch.data_ptr()
-                p.rows_per_chunk, p.group, p.multiprocessors = rows_per_chunk, sweep, rank.multiprocessors
+                p.rows_per_chunk, p.group, p.sms = rows_per_chunk, sweep, rank.sms
                 p.last_rows, p.slices = last_rows, slices
                 assert world * kernels.gather_signals_per_shard(p) <= rank.words
                 p.wait_limit_ns, p.errors = wait_limit_ns, rank.errors.data_ptr()
@@ -225,7 +223,7 @@ class MatmulReduceScatterCall:
         sweep: int = 4,
         chunk_columns: int = 4,
         wait_limit_ns: int = WAIT_LIMIT_NS,
-        multiprocessors: list[int] | None = None,
+        sms: list[int] | None = None,
         direction: str = "push",
         result: torch.dtype | None = None,
     ) -> None:
@@ -258,7 +256,7 @@ class MatmulReduceScatterCall:
             p.counters, p.claims = rank.counters, rank.claims
             p.arrived, p.epoch = rank.signals.data_ptr(), rank.epoch.data_ptr()
             p.group, p.chunk_columns = sweep, chunk_columns
-            p.multiprocessors = (multiprocessors or [rank.multiprocessors] * world)[rank.index]
+            p.sms = (sms or [rank.sms] * world)[rank.index]
             p.wait_limit_ns, p.errors = wait_limit_ns, rank.errors.data_ptr()
             self.problems.append(p)
         self.counted = CLAIM_WORDS + world * kernels.scatter_chunks_per_part(self.entry, self.problems[0])

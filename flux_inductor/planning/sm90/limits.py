@@ -13,7 +13,7 @@ MOST_RANKS = 8
 UNPROVEN = "the kernels that sum partial products in fp32 have not been proven on a GPU yet"
 # Of a plan: who wants more for other communication is better off unfused. The engine holds plans to the same
 # share of the device that it finds.
-MOST_RESERVE = int(KERNEL.multiprocessors.value) // 2
+MOST_RESERVE = int(KERNEL.sms.value) // 2
 
 
 def kernel_limit(problem: Problem) -> str:

@@ -12,9 +12,9 @@ class KernelModel:
     """Speeds and fixed costs of the persistent CUDA kernels, for the timeline.
 
     A tile
-        multiprocessors: of the device.
-        rate: of one multiprocessor, TFLOP/s; traffic: its loss by loads, per (1/m + 1/n) of a tile.
-        last: a last round of which a share f is filled takes f ** last of a round: idle multiprocessors
+        sms: of the device.
+        rate: of one SM, TFLOP/s; traffic: its loss by loads, per (1/m + 1/n) of a tile.
+        last: a last round of which a share f is filled takes f ** last of a round: idle SMs
             leave their power to the others, but the deepest tile still has its depth.
         lockstep: share of a round that a reduce_scatter loses where all tiles for peers fit into one, and
             leave by copies.
@@ -40,11 +40,11 @@ class KernelModel:
         keeping: a piece's way from the gathered tensor to the kept one, us. Small buffers have few under way.
         kept_interference: what products lose beside them, see MachineModel.
     Other communication
-        reserve: multiprocessors left to it, where there is any: a GEMM that fills the device holds them to
+        reserve: SMs left to it, where there is any: a GEMM that fills the device holds them to
             its end, and kernels of NCCL that start meanwhile would wait (rule R2).
     """
 
-    multiprocessors: Quantity
+    sms: Quantity
     rate: Quantity
     traffic: Quantity
     last: Quantity
@@ -83,7 +83,7 @@ _ENGINE = f"fitted to whole calls of two processes, plans.json, {H200}"
 _ESTIMATE = "estimate, to be measured"
 
 KERNEL = KernelModel(
-    multiprocessors=Quantity(132, "", "H100, H200"),
+    sms=Quantity(132, "", "H100, H200"),
     rate=Quantity(7.08, "TFLOP/s", _ALONE),
     traffic=Quantity(13.1, "", _ALONE),
     last=Quantity(0.1, "", _ALONE),

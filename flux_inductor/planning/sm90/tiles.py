@@ -1,6 +1,6 @@
 """Tiles of the CUDA kernels, how many a product has, and how long one takes. Which one a plan gets: fit.py.
 
-Rounds: a persistent kernel gives each of the device's multiprocessors one tile at a time, so a product takes
+Rounds: a persistent kernel gives each of the device's SMs one tile at a time, so a product takes
 as many rounds as its tiles fill, and the last one may be almost empty. A tile that divides the product well
 beats a more efficient one that does not.
 """
@@ -26,7 +26,7 @@ COMMON: Menu = (
     Tile(128, 192, 64, 2, 1),
 )
 
-# Bytes of each of the two buffers through which a multiprocessor stores a gathered tensor that is kept: what
+# Bytes of each of the two buffers through which a SM stores a gathered tensor that is kept: what
 # the mainloop's stages leave of its shared memory (csrc/cuda/keeping_epilogue.cuh).
 _KEEPING_BUFFER = 8192
 _SMALL_KEEPING_BUFFERS = {Tile(256, 160, 64, 2, 1): 896, Tile(128, 192, 64, 2, 1): 4992}
@@ -52,8 +52,8 @@ class Grid:
 
 
 def at_once(tile: Tile, reserve: int = 0) -> int:
-    """Clusters that the device holds when it leaves `reserve` multiprocessors to others; at least one."""
-    blocks = int(KERNEL.multiprocessors.value) - reserve
+    """Clusters that the device holds when it leaves `reserve` SMs to others; at least one."""
+    blocks = int(KERNEL.sms.value) - reserve
     return max(blocks // (tile.cluster_m * tile.cluster_n), 1)
 
 
