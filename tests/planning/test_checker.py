@@ -42,7 +42,7 @@ def test_every_plan_the_strategy_can_emit_is_free_of_deadlocks(op: Op, world: in
             assert counter_example(schedule(op, world, extent, plan)) is None
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.sampled_from(OPS), st.integers(1, 200), directions, st.integers(1, 6))
 def test_large_groups(op: Op, extent: int, direction: Literal["push", "pull"], count: int) -> None:
     plan = Plan("mesh", direction, -(-extent // count))

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 import sympy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flux_inductor.planning.architectures import ARCHITECTURES
@@ -99,6 +99,7 @@ def test_always_and_never(where: tuple[Problem, Device]) -> None:
         assert parse_plan(str(decision.plan)) == decision.plan
 
 
+@settings(max_examples=40)  # each makes a table and prices all its candidates
 @given(placed, st.sampled_from(["auto", "always"]), st.integers(1, MOST_ROWS))
 def test_a_table_is_near_the_best_at_every_m(where: tuple[Problem, Device], mode: Mode, m: int) -> None:
     problem, device = where
