@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from flux_inductor.dtypes import DTYPE_NAMES
 from flux_inductor.planning.ops.all_gather_matmul import GatherCall
-from flux_inductor.planning.ops.matmul_reduce_scatter import ScatterCall
+from flux_inductor.planning.ops.matmul_reduce_scatter import REDUCE_OPS, ReduceOp, ScatterCall
 from flux_inductor.planning.problem import Layout
 from flux_inductor.runtime.groups import group_size
-
-REDUCE_OPS = ("sum", "avg")
 
 
 def gather_call(
@@ -106,7 +105,7 @@ def scatter_call(
         layout=_layout([weight]),
         world=world,
         dim=dim,
-        reduce_op="avg" if reduce_op == "avg" else "sum",
+        reduce_op=cast(ReduceOp, reduce_op),
         scale=scale,
         out_dtype=DTYPE_NAMES[out_dtype or x.dtype],
         addend=addend is not None,

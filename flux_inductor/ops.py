@@ -168,8 +168,9 @@ def _bind(call: Call, operands: Sequence[Any], group: str, plan: str, place: str
     else:
         table = parse_plan(plan) if place else plan_by_hand(plan, group, device)
         agreed = agree_on_place(table, call.op, place, group, device)
-    assert isinstance(call.rows, int), call
-    chosen = agreed.table.at(call.rows)
+    m = call.problem.m
+    assert isinstance(m, int), call
+    chosen = agreed.table.at(m)
     engine = engine_for(call.op, device, group, chosen)
     run = engine.bind(call, operands, group, chosen)
     return BoundCall(tally_of(call.op, engine), agreed.counted(run))

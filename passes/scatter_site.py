@@ -28,7 +28,7 @@ from flux_inductor.passes.rows import Move, Step, factor_of, is_quotient, source
 from flux_inductor.passes.sizes import Size, divides, dtype_text, is_tensor, same, shape_text, tensor
 from flux_inductor.passes.views import Roles, row_index, row_sizes
 from flux_inductor.passes.way import Addition, Stretch, Summand, steps_of, summand_of
-from flux_inductor.planning.ops.matmul_reduce_scatter import ReduceOp
+from flux_inductor.planning.ops.matmul_reduce_scatter import REDUCE_OPS, ReduceOp
 
 aten = torch.ops.aten
 # A matmul behind more sums than this is not looked for: in a residual stream the search would go on for ever.
@@ -126,7 +126,7 @@ def explore(collective: Collective) -> ScatterSite | Reason:
         return found
     matmul, term, (steps, roles) = found
     reduce_op = cast(str, collective.node.args[1])
-    if reduce_op not in ("sum", "avg"):
+    if reduce_op not in REDUCE_OPS:
         return Reason("reduce-op", f"the reduction is {reduce_op}; a fused op sums or averages")
     shape = tensor(product).shape
     if len(shape) < 2 or not divides(world, shape[dim]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch.fx import Graph, Node
 
@@ -57,27 +57,34 @@ class Work:
 
     def leave(self, one: Collective, why: Reason, shapes: str, decision: Decision | None = None) -> None:
         """Says why a collective stays."""
-        record = self._record(one, shapes, decision)
-        self.records[one.node] = replace(record, fused=False, plan="", code=why.code, reason=why.text)
+        self._record(one, shapes, decision, code=why.code, reason=why.text)
 
     def tell(self, one: Collective, shapes: str, decision: Decision, note: str = "") -> None:
         """Says that a collective was fused."""
-        record = self._record(one, shapes, decision)
         reason = f"{decision.reason}; {note}" if note else decision.reason
-        self.records[one.node] = replace(record, plan=str(decision.plan), reason=reason)
+        self._record(one, shapes, decision, plan=str(decision.plan), reason=reason)
 
-    def _record(self, one: Collective, shapes: str, decision: Decision | None) -> CollectiveRecord:
-        return CollectiveRecord(
+    def _record(
+        self,
+        one: Collective,
+        shapes: str,
+        decision: Decision | None,
+        *,
+        reason: str,
+        plan: str = "",
+        code: str = "",
+    ) -> None:
+        self.records[one.node] = CollectiveRecord(
             graph=self.name,
             node=one.node.name,
             op=one.op,
             group=one.group if isinstance(one.group, str) else "",
             world=one.world,
             shapes=shapes,
-            fused=True,
-            plan="",
+            fused=not code,
+            plan=plan,
             fused_us=decision.fused_us if decision is not None else None,
             unfused_us=decision.unfused_us if decision is not None else None,
-            code="",
-            reason="",
+            code=code,
+            reason=reason,
         )

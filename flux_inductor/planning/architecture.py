@@ -19,13 +19,19 @@ class Architecture(ABC):
 
     Args:
         machine: its speeds.
+        sms: that its kernels run on; 0: its engine has no SMs.
         reserve: SMs that its kernels leave to other communication, where there is any.
-        most_reserve: the most that a plan may leave; 0: its engine has no SMs to leave.
     """
 
     machine: ClassVar[MachineModel]
+    sms: ClassVar[int]
     reserve: ClassVar[int]
-    most_reserve: ClassVar[int]
+
+    @property
+    def most_reserve(self) -> int:
+        """SMs that a plan may leave, at most: who wants more is better off unfused. The engine holds plans to
+        the same share of the device that it finds."""
+        return self.sms // 2
 
     @abstractmethod
     def limit(self, problem: Problem) -> str:

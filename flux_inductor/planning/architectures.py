@@ -14,9 +14,9 @@ ARCHITECTURES: Mapping[Device, Architecture] = {"cpu": Cpu(), "cuda": Sm90()}
 
 def check_reserve(reserve: int) -> None:
     """ValueError for a number of SMs that no kernel can leave alone."""
-    most = max(one.most_reserve for one in ARCHITECTURES.values())
-    if not 0 <= reserve <= most:
+    largest = max(ARCHITECTURES.values(), key=lambda one: one.sms)
+    if not 0 <= reserve <= largest.most_reserve:
         raise ValueError(
-            f"reserve_sms={reserve} is out of range: a kernel can leave 0 to {most} of the "
-            f"device's {2 * most} SMs to other communication"
+            f"reserve_sms={reserve} is out of range: a kernel can leave 0 to {largest.most_reserve} of the "
+            f"device's {largest.sms} SMs to other communication"
         )

@@ -13,8 +13,8 @@ from flux_inductor.planning.table import MOST_ROWS
 
 class Cpu(Architecture):
     machine = CPU
+    sms = 0
     reserve = 0
-    most_reserve = 0
 
     def limit(self, problem: Problem) -> str:
         return ""

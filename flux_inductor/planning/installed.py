@@ -12,7 +12,7 @@ Variant: TypeAlias = tuple[str, Layout]  # a dtype, and how weights lie
 
 
 @dataclass(frozen=True)
-class Engine:
+class InstalledEngine:
     """One that executes fused plans.
 
     Args:
@@ -30,7 +30,7 @@ class Engine:
 class Installed:
     """The engines that there are, one a device."""
 
-    engines: tuple[Engine, ...]
+    engines: tuple[InstalledEngine, ...]
 
     def executes(self, device: Device) -> bool:
         return any(engine.device == device for engine in self.engines)
@@ -44,4 +44,4 @@ class Installed:
         return " ".join(map(str, self.engines))
 
 
-CPU_ONLY = Installed((Engine("cpu"),))
+CPU_ONLY = Installed((InstalledEngine("cpu"),))

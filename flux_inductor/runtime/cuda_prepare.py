@@ -52,19 +52,11 @@ def prepare_gather(call: GatherCall, rank: int, weights: Sequence[WeightShape], 
     """
     problem = call.problem
     plan = _fit(problem, plan)
-    strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
+    rows, depth = _int(problem.rows), _int(problem.depth)
     launches, sizes = [], []
     for columns, layout, leading in weights:
         kernel = kernel_for(problem, plan.kernel_tile, layout)
-        size = kernels.AllGatherMatmul()
-        size.world, size.rank, size.strips, size.rows, size.n, size.k = (
-            call.world,
-            rank,
-            strips,
-            rows,
-            columns,
-            depth,
-        )
+        size = _sized(kernels.AllGatherMatmul(), problem, rank, columns)
         size.own_row_stride, size.own_strip_stride, size.weight_stride = depth, rows * depth, leading
         size.rows_per_chunk, size.last_rows = min(plan.chunk, rows), min(plan.last, rows)
         tiles = grid(plan.kernel_tile, problem, columns)
@@ -93,16 +85,7 @@ def prepare_scatter(
     problem = call.problem
     plan = _fit(problem, plan)
     kernel = kernel_for(problem, plan.kernel_tile, layout)
-    size = kernels.MatmulReduceScatter()
-    strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
-    size.world, size.rank, size.strips, size.rows, size.n, size.k = (
-        call.world,
-        rank,
-        strips,
-        rows,
-        columns,
-        depth,
-    )
+    size = _sized(kernels.MatmulReduceScatter(), problem, rank, columns)
     size.x_row_stride, size.weight_stride, size.scale = row_stride, leading, call.scale * call.factor
     tile = plan.kernel_tile
     tiles = grid(tile, problem, columns)
@@ -117,6 +100,13 @@ def prepare_scatter(
         need=Need(slot_bytes=moved, signals=chunks, counters=chunks),
         partials=0 if store else moved // problem.result_itemsize,
     )
+
+
+def _sized(size: Any, problem: Problem, rank: int, columns: int) -> Any:
+    """A kernel's arguments with the sizes that all ops have."""
+    size.world, size.rank, size.n = problem.world, rank, columns
+    size.strips, size.rows, size.k = map(_int, (problem.strips, problem.rows, problem.depth))
+    return size
 
 
 def _fit(problem: Problem, plan: Plan) -> Plan:

@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from flux_inductor import _core, environment
-from flux_inductor.planning.installed import CPU_ONLY, Installed
-from flux_inductor.planning.installed import Engine as InstalledEngine
+from flux_inductor.planning.installed import CPU_ONLY, Installed, InstalledEngine
 from flux_inductor.planning.ops.call import Call
 from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import Plan, check_plan

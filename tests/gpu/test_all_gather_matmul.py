@@ -149,7 +149,7 @@ def test_every_kernel_keeps_the_gathered_tensor(element: str, layout: str, tile:
 
 
 # One column of tiles copies everything, in many pieces; hundreds of tiles share a few cache lines; the
-# last piece of a share is short; several tiles a SM, with odd and even numbers of pieces.
+# last piece of a share is short; several tiles an SM, with odd and even numbers of pieces.
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(
     "shape", [(1, 300, 72, 4096), (1, 3, 20000, 8), (1, 257, 520, 1368), (3, 1500, 1544, 200)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flux_inductor.planning.architectures import ARCHITECTURES
 from flux_inductor.planning.cost import predict
-from flux_inductor.planning.installed import CPU_ONLY, Engine, Installed
+from flux_inductor.planning.installed import CPU_ONLY, Installed, InstalledEngine
 from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER, OPS
 from flux_inductor.planning.ops.op import Op
 from flux_inductor.planning.plan import UNFUSED, check_plan, parse_plan
@@ -134,7 +134,7 @@ def test_symbolic_batch_and_length_share_one_table() -> None:
 
 
 def test_what_no_kernel_was_compiled_for_is_left_alone() -> None:
-    installed = Installed((Engine("cpu"), Engine("cuda", (("bf16", "k_major"),))))
+    installed = Installed((InstalledEngine("cpu"), InstalledEngine("cuda", (("bf16", "k_major"),))))
     topology = Topology("cuda", 2, link="nvlink")
     problem = Problem(MATMUL_REDUCE_SCATTER, 2, 1, 4096, (8192,), 8192, "bf16")
     assert choose(problem, topology, "always", installed=installed).fused

@@ -111,7 +111,7 @@ def delay(rank: Rank, cycles: int, stream: torch.cuda.Stream | None = None) -> N
 
     Or another stream of the rank.
 
-    Before the rank's kernel is launched: the delay is a kernel too, and would wait for a SM until
+    Before the rank's kernel is launched: the delay is a kernel too, and would wait for an SM until
     the other gives up waiting (rule R2).
     """
     if cycles:

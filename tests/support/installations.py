@@ -1,5 +1,5 @@
 """Installations to plan for."""
 
-from flux_inductor.planning.installed import Engine, Installed
+from flux_inductor.planning.installed import Installed, InstalledEngine
 
-EVERYWHERE = Installed((Engine("cpu"), Engine("cuda")))
+EVERYWHERE = Installed((InstalledEngine("cpu"), InstalledEngine("cuda")))

@@ -130,11 +130,6 @@ class GatherCall:
         return self.dtype
 
     @property
-    def rows(self) -> Size:
-        """Of the whole product."""
-        return self.world * math.prod(self.shape[:-1])
-
-    @property
     def moves(self) -> tuple[str, Size, str]:
         """The unfused collective: what it is, and the elements and dtype of its input."""
         return self.op.collective, math.prod(self.shape), self.dtype

@@ -31,11 +31,6 @@ class Call(Protocol):
     def result_dtype(self) -> str: ...
 
     @property
-    def rows(self) -> Size:
-        """Of the whole product."""
-        ...
-
-    @property
     def moves(self) -> tuple[str, Size, str]:
         """The unfused collective: what it is, and the elements and dtype of its input."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import sympy
 
@@ -16,6 +16,7 @@ from flux_inductor.planning.problem import Layout, Problem, Size
 from flux_inductor.planning.topology import Device
 
 ReduceOp: TypeAlias = Literal["sum", "avg"]
+REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,11 +150,6 @@ class ScatterCall:
     @property
     def result_dtype(self) -> str:
         return self.out_dtype
-
-    @property
-    def rows(self) -> Size:
-        """Of the whole product."""
-        return math.prod(self.shape[:-1])
 
     @property
     def moves(self) -> tuple[str, Size, str]:

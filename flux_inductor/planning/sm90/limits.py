@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from flux_inductor.planning.problem import Problem
-from flux_inductor.planning.sm90.model import KERNEL
 
 # The kernels read operands by TMA: rows must be multiples of 16 bytes.
 GRANULE = 8
@@ -11,9 +10,6 @@ GRANULE = 8
 MOST_RANKS = 8
 # Such kernels are built, and tests/gpu/test_fp32_sums.py calls them with plans by hand.
 UNPROVEN = "the kernels that sum partial products in fp32 have not been proven on a GPU yet"
-# Of a plan: who wants more for other communication is better off unfused. The engine holds plans to the same
-# share of the device that it finds.
-MOST_RESERVE = int(KERNEL.sms.value) // 2
 
 
 def kernel_limit(problem: Problem) -> str:

@@ -56,7 +56,7 @@ class ScatterKernels(OpKernels):
         return replace(plan, chunk=chunk, tile=tile, sweep=sweep, width=width)
 
     def epilogue_us(self, problem: Problem, tile: Tile) -> float:
-        """An estimate for results of other than two bytes. Pingpong tiles hide it."""
+        """An estimate for results of other than two bytes. Pingpong tiles have the handover instead."""
         return 0.0 if tile.pingpong else KERNEL.epilogue.value * problem.result_itemsize / 2
 
     def time_us(self, problem: Problem, plan: Plan, launches: Sequence[Rounds]) -> tuple[float, int]:

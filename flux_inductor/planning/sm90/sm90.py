@@ -9,7 +9,7 @@ from flux_inductor.planning.machine import CUDA
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.sm90.fit import KERNELS, fitted, menu_of, op_us
-from flux_inductor.planning.sm90.limits import MOST_RESERVE, UNPROVEN, kernel_limit
+from flux_inductor.planning.sm90.limits import UNPROVEN, kernel_limit
 from flux_inductor.planning.sm90.model import KERNEL
 from flux_inductor.planning.sm90.uneven import uneven
 from flux_inductor.planning.table import MOST_ROWS
@@ -21,8 +21,8 @@ LARGE_CHUNK = 8192
 
 class Sm90(Architecture):
     machine = CUDA
+    sms = int(KERNEL.sms.value)
     reserve = int(KERNEL.reserve.value)
-    most_reserve = MOST_RESERVE
 
     def limit(self, problem: Problem) -> str:
         return kernel_limit(problem) or (UNPROVEN if problem.result else "")

@@ -26,7 +26,7 @@ COMMON: Menu = (
     Tile(128, 192, 64, 2, 1),
 )
 
-# Bytes of each of the two buffers through which a SM stores a gathered tensor that is kept: what
+# Bytes of each of the two buffers through which an SM stores a gathered tensor that is kept: what
 # the mainloop's stages leave of its shared memory (csrc/cuda/keeping_epilogue.cuh).
 _KEEPING_BUFFER = 8192
 _SMALL_KEEPING_BUFFERS = {Tile(256, 160, 64, 2, 1): 896, Tile(128, 192, 64, 2, 1): 4992}
