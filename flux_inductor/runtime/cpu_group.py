@@ -23,7 +23,6 @@ from flux_inductor.runtime.errors import (
     REMEDY,
     DeadGroupError,
     FusedOpError,
-    MismatchError,
     PeerLostError,
     WorkspaceError,
 )
@@ -207,7 +206,8 @@ class CpuGroup:
             if own is not None:
                 self._own = own  # late peers find the failure in it
                 own.announce_failure(f"{type(error).__name__}: {error}")
-            if isinstance(error, FusedOpError) and not isinstance(error, MismatchError):
+            # A failure that a peer has told may be of any class; those of the call itself name it already.
+            if isinstance(error, FusedOpError) and not str(error).startswith(call.where):
                 raise type(error)(f"{call.where}: {error}. {REMEDY}") from error.__cause__
             raise
         self._release()

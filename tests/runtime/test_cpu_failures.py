@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from flux_inductor.planning.plan import Plan
-from flux_inductor.runtime import cpu_group, errors
+from flux_inductor.runtime import cpu_group, errors, rendezvous
 from flux_inductor.runtime.cpu import CpuEngine
 from flux_inductor.runtime.groups import name_of
 from tests.support.engines import all_gather_matmul, matmul_reduce_scatter
@@ -170,6 +170,28 @@ def test_the_death_of_a_rank_is_noticed_at_once(victim: Callable[..., object]) -
         assert "expected" in message
         assert seconds < QUICK_S
     assert shared_files() == before
+
+
+def told(rank: int, world: int) -> None:
+    """What a peer tells of its failure while ranks meet, of whatever class, names this rank and its op."""
+    for kind in ("MismatchError", "PeerLostError"):
+        group = fresh_group()
+        with pytest.MonkeyPatch.context() as patch:
+
+            def exchange(*_: object, kind: str = kind) -> None:
+                raise errors.peer_failure(1 - rank, f"{kind}: it did something else")
+
+            patch.setattr(rendezvous, "exchange", exchange)
+            found, message, _ = failure(gather, group=group)
+        assert found == kind
+        assert message.startswith(f"all_gather_matmul on rank {rank} of group {group!r}: rank {1 - rank} "), (
+            message
+        )
+        assert "it did something else" in message
+
+
+def test_a_failure_that_a_peer_tells_names_the_own_rank_and_op() -> None:
+    run_ranks(told, 2)
 
 
 def failing(rank: int, world: int) -> None:
