@@ -15,7 +15,7 @@ bin := $(VENV)/bin
 # One stamp for each torch release, so that TORCH=... alone installs another.
 installed := $(VENV)/.installed-torch-$(TORCH)$(if $(CUDA),-cuda)
 built := $(VENV)/.built
-native := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*' -o -name '*.py') setup.py
+native := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*' -o -name '*.def' -o -name '*.py') setup.py
 
 # The first Python that is new enough, can make virtual environments and can compile extensions.
 usable := import ensurepip, os, sys, sysconfig, venv; \
@@ -45,12 +45,12 @@ lint: $(built)
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
-	$(bin)/clang-format --dry-run -Werror $(filter-out %.py,$(native))
+	$(bin)/clang-format --dry-run -Werror $(filter-out %.py %.def,$(native))
 
 format: $(built)
 	$(bin)/ruff check --fix .
 	$(bin)/ruff format .
-	$(bin)/clang-format -i $(filter-out %.py,$(native))
+	$(bin)/clang-format -i $(filter-out %.py %.def,$(native))
 
 $(installed): pyproject.toml setup.py
 	@test -n "$(PYTHON)" || { echo 'No usable Python found. Needed: Python 3.10 or newer with the venv' \

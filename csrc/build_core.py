@@ -1,7 +1,8 @@
 """Builds csrc/ into flux_inductor._core: g++ for C++, nvcc for CUDA where it can, only what has changed.
 
-Each source becomes one object under build/; beside it lie the headers it read (make's format, written by the
-compiler) and the command that made it. An object is made again if the command or any of those files changed.
+Each source becomes one object under build/, or several where a `families.def` lies beside it. With the object
+lie the headers it read (make's format, written by the compiler) and the command that made it. An object is
+made again if the command or any of those files changed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -31,6 +33,9 @@ NVCC_FLAGS = [
     "-gencode=arch=compute_90a,code=sm_90a",
     "-Xcompiler=-fPIC,-fvisibility=hidden",
 ]
+SUFFIXES = (".h", ".cuh", ".cpp", ".cu", ".def", ".py")
+# What the words of a line of families.def stand for, as macros.
+FAMILY_MACROS = ("FLUX_ELEMENT", "FLUX_LAYOUT", "FLUX_RESULT")
 NVCC_BYTES = 5 << 30  # one CUTLASS kernel file takes about 4 GB of memory to compile
 
 
@@ -85,7 +90,7 @@ class BuildCore(build_ext):
 
     def get_source_files(self) -> list[str]:
         """All of csrc/ belongs into a source distribution."""
-        files = (path for path in CSRC.rglob("*") if path.suffix in (".h", ".cuh", ".cpp", ".cu", ".py"))
+        files = (path for path in CSRC.rglob("*") if path.suffix in SUFFIXES)
         return [os.path.relpath(path) for path in sorted(files)]
 
 
@@ -123,24 +128,40 @@ def _cutlass() -> Path | None:
 
 
 def compile_jobs(build: Path, cuda: Cuda | None) -> list[Job]:
-    """One job for each source; CUDA ones first."""
+    """One job for each object; CUDA ones first."""
     cxx = shlex.split(os.environ.get("CXX", "g++"))
     includes = [CSRC, Path(pybind11.get_include()), Path(sysconfig.get_path("include"))]
     flags = [*CXX_FLAGS, *(f"-I{path}" for path in includes)]
-    folders = [CSRC, CSRC / "core", CSRC / "cpu"]
+    sources = [*CSRC.glob("*.cpp"), *CSRC.glob("core/**/*.cpp"), *CSRC.glob("cpu/**/*.cpp")]
     jobs = []
     if cuda is not None:
         system = [f"-isystem={path}" for path in cuda.includes]
         nvcc = (cuda.nvcc, *NVCC_FLAGS, f"-I{CSRC}", *system)
-        jobs += [Job(path, _object(build, path), nvcc) for path in sorted((CSRC / "cuda").glob("*.cu"))]
+        for path in sorted(CSRC.glob("cuda/**/*.cu")):
+            jobs += [
+                Job(path, _object(build, path, family), (*nvcc, *_macros(family)))
+                for family in families(path)
+            ]
         flags += ["-DFLUX_INDUCTOR_CUDA=1", "-isystem", str(cuda.root / "include")]
-        folders.append(CSRC / "cuda")
-    sources = [path for folder in folders for path in sorted(folder.glob("*.cpp"))]
-    return [*jobs, *(Job(path, _object(build, path), (*cxx, *flags)) for path in sources)]
+        sources += CSRC.glob("cuda/**/*.cpp")
+    return [*jobs, *(Job(path, _object(build, path), (*cxx, *flags)) for path in sorted(sources))]
 
 
-def _object(build: Path, source: Path) -> Path:
-    return build / source.relative_to(CSRC).with_name(source.name + ".o")
+def families(source: Path) -> list[tuple[str, ...]]:
+    """What a source is compiled for: the lines of families.def beside it, or once if there is none."""
+    table = source.with_name("families.def")
+    if not table.exists():
+        return [()]
+    lines = re.findall(r"^FLUX_FAMILY\((.+)\)$", table.read_text(), re.MULTILINE)
+    return [tuple(line.split(", ")) for line in lines]
+
+
+def _macros(family: tuple[str, ...]) -> list[str]:
+    return [f"-D{macro}={word}" for macro, word in zip(FAMILY_MACROS, family, strict=False)]
+
+
+def _object(build: Path, source: Path, family: tuple[str, ...] = ()) -> Path:
+    return build / source.relative_to(CSRC).with_name(".".join((source.name, *family, "o")))
 
 
 def link(target: Path, objects: list[Path], cuda: Cuda | None, build: Path) -> None:

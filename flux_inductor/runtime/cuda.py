@@ -1,6 +1,6 @@
 """The CUDA engine: kernels on the caller's stream, copies on a stream beside it, one call into C++ for both.
 
-What happens on the streams: csrc/cuda/workspace.cpp. What ranks do together on the host: cuda_group.py.
+What happens on the streams: csrc/cuda/host/workspace.cpp. What ranks do together on the host: cuda_group.py.
 A call is bound once to all that depends on its shapes; then it allocates results and passes on tensors.
 """
 

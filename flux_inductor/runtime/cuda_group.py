@@ -1,6 +1,6 @@
 """The shared state of one process group on the CUDA engine.
 
-Workspaces, two slots in turn and the order of calls are described in csrc/cuda/workspace.h. Here is what all
+csrc/cuda/host/workspace.h describes workspaces, two slots in turn and the order of calls. Here is what all
 ranks do together on the host: they agree on each call that they meet for the first time (rule R7), and make
 the workspace larger when such a call needs it. Calls seen before cost no exchange: a running digest over all
 calls is compared along with the next new one. What happens when a call fails on one rank: cuda_order.py.

@@ -118,7 +118,7 @@ def _old_signals(rank: int, world: int) -> None:
 
 
 def epochs(memory: CudaMemory) -> list[torch.Tensor]:
-    """Those of a workspace's two sets of words (csrc/cuda/workspace.h), which agree with each other."""
+    """Those of a workspace's two sets of words (csrc/cuda/host/workspace.h), which agree with each other."""
     line = 32  # words
     per_set = (memory.own_words.numel() - line) // 2
     found = [memory.own_words[line + turn * per_set :][:2].view(torch.int64) for turn in (0, 1)]

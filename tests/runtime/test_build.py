@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,24 @@ def test_only_what_has_changed_is_compiled(
     touch(source)
     with pytest.raises(SystemExit, match=r"failed with status 1:\n.*one\.cpp"):
         job.run()
+
+
+def test_kernels_are_compiled_once_for_each_family(build_core: ModuleType, tmp_path: Path) -> None:
+    cuda = build_core.Cuda("nvcc", tmp_path, ())
+    jobs = [job for job in build_core.compile_jobs(tmp_path, cuda) if job.source.suffix == ".cu"]
+    assert len({job.object for job in jobs}) == len(jobs)
+    tables = sorted((ROOT / "csrc/cuda").rglob("families.def"))
+    assert len(tables) == 2
+    for table in tables:
+        (source,) = table.parent.glob("*.cu")
+        mine = [job for job in jobs if job.source == source]
+        assert len(mine) == len({job.command for job in mine}) == table.read_text().count("FLUX_FAMILY(")
+        macros = set(re.findall(r"FLUX_[A-Z]+", source.read_text()))
+        for job in mine:
+            defined = {word[2:].partition("=")[0] for word in job.command if word.startswith("-DFLUX_")}
+            assert macros == defined
+    once = [job for job in jobs if not job.source.with_name("families.def").exists()]
+    assert len(once) == len({job.source for job in once}) > 0
 
 
 def test_missing_cuda_tools_are_one_line(

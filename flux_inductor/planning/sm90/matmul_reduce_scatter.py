@@ -23,7 +23,7 @@ from flux_inductor.planning.sm90.timeline import Rounds, Turns, push_us, store_u
 from flux_inductor.planning.tile import Tile
 
 # Not here: 128 x 224, which lost 10 % to 128 x 256 where its waves promised a gain; and pingpong tiles, since
-# tiles end soon (csrc/cuda/scatter_kernel.cuh).
+# tiles end soon (csrc/cuda/reduce_scatter/scatter_kernel.cuh).
 MENU: Menu = (*COMMON, Tile(128, 128, 64, 2, 1), Tile(64, 256, 64, 2, 1))
 # With fp32 results a tile takes twice the room of the mainloop's stages.
 FP32_MENU: Menu = (Tile(128, 192, 64, 2, 1), Tile(128, 128, 64, 2, 1))

@@ -18,7 +18,7 @@ from flux_inductor.planning.tile import Tile
 Menu: TypeAlias = tuple[Tile, ...]
 
 # Of all ops. Large tiles need the fewest bytes an operation, small ones fill the last wave; widths between
-# powers of two suit the N of common layers. What is compiled: csrc/cuda/tile_menu.cuh.
+# powers of two suit the N of common layers. What is compiled: csrc/cuda/gemm/tile_menu.cuh.
 COMMON: Menu = (
     Tile(256, 192, 64, 2, 1),
     Tile(128, 256, 64, 2, 1),
@@ -27,7 +27,7 @@ COMMON: Menu = (
 )
 
 # Bytes of each of the two buffers through which an SM stores a gathered tensor that is kept: what
-# the mainloop's stages leave of its shared memory (csrc/cuda/keeping_epilogue.cuh).
+# the mainloop's stages leave of its shared memory (csrc/cuda/all_gather/keeping_epilogue.cuh).
 _KEEPING_BUFFER = 8192
 _SMALL_KEEPING_BUFFERS = {Tile(256, 160, 64, 2, 1): 896, Tile(128, 192, 64, 2, 1): 4992}
 
