@@ -43,7 +43,7 @@ def bind_gather(
         return lambda x, weights, biases: [x.new_empty(shape) for shape in call.results]
     fits, layouts, leading = zip(*map(weight_strides, weights), strict=True)
     sizes = tuple(zip((weight.shape[1] for weight in weights), layouts, leading, strict=True))
-    prepared = prepare_gather(call, state.rank, sizes, plan)
+    prepared = prepare_gather(call, state.rank, state.device_index, sizes, plan)
     x_fits = x.is_contiguous()
     placed = all(map(in_place, (x, *weights, *biases), (x_fits, *fits, *map(term_fits, biases))))
     biased = any(bias is not None for bias in biases)

@@ -44,8 +44,10 @@ class Prepared:
         object.__setattr__(self, "token", zlib.crc32(self.descriptor.encode()).to_bytes(4, "big"))
 
 
-def prepare_gather(call: GatherCall, rank: int, weights: Sequence[WeightShape], plan: Plan) -> Prepared:
-    """all_gather_matmul of a contiguous shard.
+def prepare_gather(
+    call: GatherCall, rank: int, device: int, weights: Sequence[WeightShape], plan: Plan
+) -> Prepared:
+    """all_gather_matmul of a contiguous shard, on the device of that index.
 
     Raises:
         ValueError: the kernels cannot run it, or the plan's tile was not compiled.
@@ -53,30 +55,36 @@ def prepare_gather(call: GatherCall, rank: int, weights: Sequence[WeightShape], 
     problem = call.problem
     plan = _fit(problem, plan)
     rows, depth = _int(problem.rows), _int(problem.depth)
-    launches, sizes = [], []
-    for columns, layout, leading in weights:
-        kernel = kernel_for(problem, plan.kernel_tile, layout)
-        size = _sized(kernels.AllGatherMatmul(), problem, rank, columns)
-        size.own_row_stride, size.own_strip_stride, size.weight_stride = depth, rows * depth, leading
-        size.rows_per_chunk, size.last_rows = min(plan.chunk, rows), min(plan.last, rows)
-        tiles = grid(plan.kernel_tile, problem, columns)
-        size.slices = min(max(plan.slices, 1), -(-depth // tiles.tile.k))
-        size.group = min(plan.sweep, tiles.rows)
-        launches.append(kernel)
-        sizes.append(size)
-    signals = call.world * kernels.gather_signals_per_shard(sizes[0])
+    tile = plan.kernel_tile
+    shapes = [
+        kernels.GatherShape(
+            **_sizes(problem, rank, columns),
+            own_row_stride=depth,
+            own_strip_stride=rows * depth,
+            weight_stride=leading,
+            rows_per_chunk=min(plan.chunk, rows),
+            last_rows=min(plan.last, rows),
+            slices=min(max(plan.slices, 1), -(-depth // tile.k)),
+            group=min(plan.sweep, grid(tile, problem, columns).rows),
+        )
+        for columns, _, leading in weights
+    ]
+    launches = [kernel_for(problem, tile, layout) for _, layout, _ in weights]
+    bound = kernels.GatherCall(launches, shapes, plan.reserve, device)
     exchange = exchange_of(single(plan), call.op, "cuda")
     return Prepared(
-        call=kernels.GatherCall(launches, sizes, plan.reserve),
+        call=bound,
         descriptor=f"{call.op.name} of {geometry(problem)}, {exchange}",
-        need=Need(slot_bytes=call.world * _int(problem.shard_bytes), signals=signals),
+        need=Need(
+            slot_bytes=call.world * _int(problem.shard_bytes), signals=call.world * bound.signals_per_shard
+        ),
     )
 
 
 def prepare_scatter(
-    call: ScatterCall, rank: int, row_stride: int, weight: WeightShape, plan: Plan
+    call: ScatterCall, rank: int, device: int, row_stride: int, weight: WeightShape, plan: Plan
 ) -> Prepared:
-    """matmul_reduce_scatter of an x with `row_stride` elements from row to row.
+    """matmul_reduce_scatter, likewise, of an x with `row_stride` elements from row to row.
 
     Raises:
         ValueError: the kernels cannot run it, or the plan's tile was not compiled.
@@ -84,29 +92,34 @@ def prepare_scatter(
     columns, layout, leading = weight
     problem = call.problem
     plan = _fit(problem, plan)
-    kernel = kernel_for(problem, plan.kernel_tile, layout)
-    size = _sized(kernels.MatmulReduceScatter(), problem, rank, columns)
-    size.x_row_stride, size.weight_stride, size.scale = row_stride, leading, call.scale * call.factor
     tile = plan.kernel_tile
     tiles = grid(tile, problem, columns)
-    size.group = min(plan.sweep, tiles.rows)
-    size.chunk_columns = min(columns_of_chunk(tile, plan.width), tiles.columns)
-    exchange = exchange_of(single(plan), call.op, "cuda")
-    chunks = call.world * kernels.scatter_chunks_per_part(kernel, size)
+    shape = kernels.ScatterShape(
+        **_sizes(problem, rank, columns),
+        x_row_stride=row_stride,
+        weight_stride=leading,
+        scale=call.scale * call.factor,
+        group=min(plan.sweep, tiles.rows),
+        chunk_columns=min(columns_of_chunk(tile, plan.width), tiles.columns),
+    )
     moved, store = _int(problem.moved_bytes), plan.direction == "store"
+    kernel = kernel_for(problem, tile, layout)
+    bound = kernels.ScatterCall(kernel, shape, store, plan.reserve, device)
+    chunks = call.world * bound.chunks_per_part
+    exchange = exchange_of(single(plan), call.op, "cuda")
     return Prepared(
-        call=kernels.ScatterCall(kernel, size, store, plan.reserve),
+        call=bound,
         descriptor=f"{call.op.name} ({call.reduce_op}) of {geometry(problem)}, {exchange}",
         need=Need(slot_bytes=moved, signals=chunks, counters=chunks),
         partials=0 if store else moved // problem.result_itemsize,
     )
 
 
-def _sized(size: Any, problem: Problem, rank: int, columns: int) -> Any:
-    """A kernel's arguments with the sizes that all ops have."""
-    size.world, size.rank, size.n = problem.world, rank, columns
-    size.strips, size.rows, size.k = map(_int, (problem.strips, problem.rows, problem.depth))
-    return size
+def _sizes(problem: Problem, rank: int, columns: int) -> dict[str, int]:
+    """Those that the shapes of all ops have."""
+    strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
+    ranks = {"world": problem.world, "rank": rank}
+    return {**ranks, "strips": strips, "rows": rows, "n": columns, "k": depth}
 
 
 def _fit(problem: Problem, plan: Plan) -> Plan:

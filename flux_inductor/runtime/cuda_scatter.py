@@ -46,7 +46,9 @@ def bind_scatter(
         return lambda x, weight, bias, addend: x.new_empty(shape, dtype=dtype)
     x_fits, stride = row_stride(x)
     weight_fits, layout, leading = weight_strides(weight)
-    prepared = prepare_scatter(call, state.rank, stride, (weight.shape[1], layout, leading), plan)
+    prepared = prepare_scatter(
+        call, state.rank, state.device_index, stride, (weight.shape[1], layout, leading), plan
+    )
     result = maker(shape, dtype)
     partials = maker([prepared.partials], dtype) if prepared.partials else None
     fits = (x_fits, weight_fits, term_fits(bias, dtype), term_fits(addend, dtype))

@@ -187,7 +187,7 @@ def test_each_tile_is_counted_once(tile: str, sms: int, addend: bool) -> None:
     use = [sms] * world
     call = MatmulReduceScatterCall(group, xs, ws, tile, addends=adds, sweep=2, sms=use)
     rank, p = group.ranks[0], call.problems[0]
-    per_part = kernels.scatter_chunks_per_part(call.entry, p)
+    per_part = kernels.testing.chunks_per_part(call.entry, p)
     expected = torch.zeros(world, per_part, dtype=torch.int32)
     shape = Tile.parse(tile).shape
     schedule = ScatterSchedule(world, 0, strips, rows, n, shape, p.group, p.chunk_columns)
@@ -199,7 +199,7 @@ def test_each_tile_is_counted_once(tile: str, sms: int, addend: bool) -> None:
         rank.zeroed.zero_()
         group.synchronize()
         with torch.cuda.device(rank.device):
-            call.entry.launch(p, rank.compute.cuda_stream)
+            kernels.testing.launch(call.entry, p, rank.compute.cuda_stream)
         group.synchronize()
         counters = rank.zeroed[CLAIM_WORDS : CLAIM_WORDS + world * per_part].view(world, per_part)
         assert torch.equal(counters.cpu(), expected)
@@ -242,7 +242,7 @@ def push_shards(group: EmulatedGroup, call: AllGatherMatmulCall) -> None:
     """What enqueue(push=False) left out."""
     for rank in group.ranks:
         with torch.cuda.device(rank.device):
-            kernels.push_shard(
+            kernels.testing.push_shard(
                 call.problems[rank.index][0],
                 [buffer.data_ptr() for buffer in call.gathered],
                 [other.signals.data_ptr() for other in group.ranks],

@@ -182,11 +182,13 @@ class StubGroup(CudaGroup):
         self._dead = "it was destroyed"
 
 
-def _prepare_gather(call: GatherCall, rank: int, weights: Any, plan: Plan) -> Prepared:
+def _prepare_gather(call: GatherCall, rank: int, device: int, weights: Any, plan: Plan) -> Prepared:
     return Prepared((call.shape, weights, call.dim), f"gather {call} {weights} {plan}", Need())
 
 
-def _prepare_scatter(call: ScatterCall, rank: int, row_stride: int, weight: Any, plan: Plan) -> Prepared:
+def _prepare_scatter(
+    call: ScatterCall, rank: int, device: int, row_stride: int, weight: Any, plan: Plan
+) -> Prepared:
     dtype, scale = DTYPES[call.dtype], call.scale * call.factor
     seen = (call.shape, dtype, row_stride, weight, call.dim, scale)
     return Prepared(seen, f"scatter {call} {seen} {plan}", Need(), partials=8)

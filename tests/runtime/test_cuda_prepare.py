@@ -17,12 +17,10 @@ from flux_inductor.runtime.cuda_prepare import WeightShape
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = SimpleNamespace(
-        AllGatherMatmul=SimpleNamespace,
-        MatmulReduceScatter=SimpleNamespace,
-        GatherCall=lambda launches, sizes, reserve: sizes,
-        ScatterCall=lambda kernel, size, store, reserve: size,
-        gather_signals_per_shard=lambda size: 5,
-        scatter_chunks_per_part=lambda kernel, size: 7,
+        GatherShape=SimpleNamespace,
+        ScatterShape=SimpleNamespace,
+        GatherCall=lambda *call: SimpleNamespace(shapes=call[1], signals_per_shard=5),
+        ScatterCall=lambda *call: SimpleNamespace(shape=call[1], chunks_per_part=7),
     )
     monkeypatch.setattr(cuda_prepare, "kernels", kernels)
     monkeypatch.setattr(cuda_prepare, "kernel_for", lambda *_: None)
@@ -33,13 +31,13 @@ def gather(rows: int, text: str) -> cuda_prepare.Prepared:
     weights: list[WeightShape] = [(1280, "k_major", 8192), (640, "k_major", 8192)]
     plan = parse_plan(text).at(2 * rows)
     call = GatherCall((rows, 8192), (1280, 640), "bf16", "k_major", 2, 0, return_gathered=False)
-    return cuda_prepare.prepare_gather(call, 1, weights, plan)
+    return cuda_prepare.prepare_gather(call, 1, 0, weights, plan)
 
 
 def scatter(rows: int, text: str, result: str = "bf16") -> cuda_prepare.Prepared:
     plan = parse_plan(text).at(rows)
     call = ScatterCall((rows, 1024), 8192, "bf16", "k_major", 2, 0, "sum", 1.0, result, addend=False)
-    return cuda_prepare.prepare_scatter(call, 1, 1024, (8192, "k_major", 1024), plan)
+    return cuda_prepare.prepare_scatter(call, 1, 0, 1024, (8192, "k_major", 1024), plan)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +50,7 @@ def scatter(rows: int, text: str, result: str = "bf16") -> cuda_prepare.Prepared
 )
 def test_a_gather_by_a_plan(text: str, chunk: int, last: int, slices: int) -> None:
     prepared = gather(4096, text)
-    for size in prepared.call:
+    for size in prepared.call.shapes:
         assert (size.rows_per_chunk, size.last_rows, size.slices) == (chunk, last, slices)
     assert prepared.need.signals == 2 * 5
 
@@ -68,7 +66,7 @@ def test_a_gather_by_a_plan(text: str, chunk: int, last: int, slices: int) -> No
 )
 def test_a_scatter_by_a_plan(cut: str, sweep: int, columns: int) -> None:
     prepared = scatter(8192, f"mesh push {cut}")
-    assert (prepared.call.group, prepared.call.chunk_columns) == (sweep, columns)
+    assert (prepared.call.shape.group, prepared.call.shape.chunk_columns) == (sweep, columns)
     assert f"chunk={256 * sweep} " in prepared.descriptor
     assert prepared.need.signals == prepared.need.counters == 2 * 7
 
@@ -87,10 +85,10 @@ def test_partials_in_fp32() -> None:
 def test_what_is_larger_than_the_product_counts_as_the_product() -> None:
     """A plan's numbers have no limit, those of the kernels are integers of 32 bits."""
     huge = 1 << 40
-    for size in gather(4096, f"mesh push chunk={huge} last={huge} slices={huge} sweep={huge}").call:
+    for size in gather(4096, f"mesh push chunk={huge} last={huge} slices={huge} sweep={huge}").call.shapes:
         assert (size.rows_per_chunk, size.last_rows, size.slices) == (4096, 4096, 8192 // 64)
         assert size.group <= 4096 // 128
     for cut in (f"sweep={huge} width={huge}", f"sweep=1 width={huge}", f"sweep={huge} width=64", ""):
-        size = scatter(8192, f"mesh push chunk={huge} tile=128x256x64/2x1 {cut}").call
+        size = scatter(8192, f"mesh push chunk={huge} tile=128x256x64/2x1 {cut}").call.shape
         assert size.group <= 16  # 4096 rows in clusters of 256
         assert size.chunk_columns <= 32

@@ -151,7 +151,7 @@ class AllGatherMatmulCall:
         for rank in group.ranks:
             self.problems.append([])
             for i, weight in enumerate(weights[rank.index]):
-                p = kernels.AllGatherMatmul()
+                p = kernels.testing.AllGatherMatmul()
                 shard, bias = shards[rank.index], biases[rank.index][i] if biases else None
                 p.world, p.rank, p.strips, p.rows, p.n, p.k = (
                     world,
@@ -171,7 +171,7 @@ class AllGatherMatmulCall:
                 p.signals, p.epoch = rank.signals.data_ptr(), rank.epoch.data_ptr()
                 p.rows_per_chunk, p.group, p.sms = rows_per_chunk, sweep, rank.sms
                 p.last_rows, p.slices = last_rows, slices
-                assert world * kernels.gather_signals_per_shard(p) <= rank.words
+                assert world * kernels.testing.signals_per_shard(p) <= rank.words
                 p.wait_limit_ns, p.errors = wait_limit_ns, rank.errors.data_ptr()
                 self.problems[-1].append(p)
 
@@ -182,7 +182,7 @@ class AllGatherMatmulCall:
             with torch.cuda.device(rank.device):
                 delay(rank, delay_cycles)
                 if push and group.world > 1:
-                    kernels.push_shard(
+                    kernels.testing.push_shard(
                         self.problems[rank.index][0],
                         [buffer.data_ptr() for buffer in self.gathered],
                         [other.signals.data_ptr() for other in group.ranks],
@@ -191,7 +191,7 @@ class AllGatherMatmulCall:
         for rank in group.ranks:
             with torch.cuda.device(rank.device):
                 for entry, p in zip(self.entries, self.problems[rank.index], strict=True):
-                    entry.launch(p, rank.compute.cuda_stream)
+                    kernels.testing.launch(entry, p, rank.compute.cuda_stream)
         group.join()
 
     def run(self, delay_cycles: int = 0, push: bool = True) -> list[list[torch.Tensor]]:
@@ -239,7 +239,7 @@ class MatmulReduceScatterCall:
         self.entry = find(kernels.matmul_reduce_scatter_kernels(), tile, weights[0], result)
         self.problems = []
         for rank, x, weight in zip(group.ranks, xs, weights, strict=True):
-            p = kernels.MatmulReduceScatter()
+            p = kernels.testing.MatmulReduceScatter()
             p.world, p.rank, p.strips, p.rows, p.n, p.k = world, rank.index, strips, rows, n, k
             p.x, p.x_row_stride = x.data_ptr(), x.stride(1)
             p.weight, p.weight_stride = weight.data_ptr(), layout_of(weight)[1]
@@ -259,7 +259,7 @@ class MatmulReduceScatterCall:
             p.sms = (sms or [rank.sms] * world)[rank.index]
             p.wait_limit_ns, p.errors = wait_limit_ns, rank.errors.data_ptr()
             self.problems.append(p)
-        self.counted = CLAIM_WORDS + world * kernels.scatter_chunks_per_part(self.entry, self.problems[0])
+        self.counted = CLAIM_WORDS + world * kernels.testing.chunks_per_part(self.entry, self.problems[0])
 
     def enqueue(self, delay_cycles: int = 0, absent: tuple[int, ...] = ()) -> None:
         """The call on all ranks but those that never come to it."""
@@ -272,10 +272,10 @@ class MatmulReduceScatterCall:
                 delay(rank, delay_cycles, rank.transfer if push else rank.compute)
         for rank in present:
             with torch.cuda.device(rank.device):
-                self.entry.launch(self.problems[rank.index], rank.compute.cuda_stream)
+                kernels.testing.launch(self.entry, self.problems[rank.index], rank.compute.cuda_stream)
         for rank in present if push else ():
             with torch.cuda.device(rank.device):
-                kernels.push_partials(
+                kernels.testing.push_partials(
                     self.entry,
                     self.problems[rank.index],
                     [buffer[rank.index].data_ptr() for buffer in self.arriving],

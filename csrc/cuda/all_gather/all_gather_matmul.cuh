@@ -43,72 +43,61 @@ struct AllGatherMatmulTraits {
   using Kernel = KernelWith<Epilogue>;
   static_assert(Kernel::SharedStorageSize <= kSharedMemory);
 
-  static TileOrder order(AllGatherMatmul const& p) {
-    return gather_order(Config::tile, p.world, p.rank, p.strips, p.rows, p.n, p.group);
-  }
-
   static Gate gate(AllGatherMatmul const& p) {
-    return {p.signals,
-            p.epoch,
-            p.world,
-            p.rank,
-            p.rows,
-            p.chunks_at(p.rank),
-            {p.wait_limit_ns, p.errors, Op::all_gather_matmul}};
+    GatherShape const& shape = p.bound.shape;
+    return {p.sync.signals, p.sync.epoch,   shape.world, shape.rank,
+            shape.rows,     p.bound.chunks, p.sync.limit};
   }
 
   static Keep keep(AllGatherMatmul const& p) {
     constexpr int kBytes = sizeof(Element);
-    if (p.kept != nullptr && p.own_row_stride != p.k) {
+    GatherShape const& shape = p.bound.shape;
+    if (p.operands.kept != nullptr && shape.own_row_stride != shape.k) {
       throw std::invalid_argument(
           "kept: the rows of the own shard must be contiguous, but their stride is " +
-          std::to_string(p.own_row_stride) + " at k = " + std::to_string(p.k) +
+          std::to_string(shape.own_row_stride) + " at k = " + std::to_string(shape.k) +
           "; pass a contiguous copy of the shard");
     }
-    return {static_cast<char*>(p.kept),
-            static_cast<char const*>(p.gathered),
-            static_cast<char const*>(p.own_shard),
-            p.own_strip_stride * kBytes,
-            p.k * kBytes,
-            ceil_div(p.n, Config::tile.n),
+    return {static_cast<char*>(p.operands.kept),
+            static_cast<char const*>(p.operands.gathered),
+            static_cast<char const*>(p.operands.own_shard),
+            shape.own_strip_stride * kBytes,
+            shape.k * kBytes,
+            ceil_div(shape.n, Config::tile.n),
             gate(p)};
   }
 
   static void launch(AllGatherMatmul const& p, cudaStream_t stream) {
+    GatherShape const& shape = p.bound.shape;
+    GatherOperands const& operands = p.operands;
     typename Kernel::Arguments arguments{};
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-    arguments.problem_shape = {p.rows, p.n, p.k, p.strips * p.world};
+    arguments.problem_shape = {shape.rows, shape.n, shape.k, shape.strips * shape.world};
     auto& mainloop = arguments.mainloop;
     // With one rank there is nothing to gather, and no buffer: any valid address does.
-    mainloop.ptr_A = static_cast<Element const*>(p.world > 1 ? p.gathered : p.own_shard);
-    mainloop.dA = {p.k, {}, int64_t(p.rows) * p.k};
-    mainloop.ptr_B = static_cast<Element const*>(p.weight);
-    mainloop.dB = weight_stride<layout>(p.weight_stride);
-    mainloop.own_shard = static_cast<Element const*>(p.own_shard);
-    mainloop.own_stride = {p.own_row_stride, {}, p.own_strip_stride};
+    mainloop.ptr_A =
+        static_cast<Element const*>(shape.world > 1 ? operands.gathered : operands.own_shard);
+    mainloop.dA = {shape.k, {}, int64_t(shape.rows) * shape.k};
+    mainloop.ptr_B = static_cast<Element const*>(operands.weight);
+    mainloop.dB = weight_stride<layout>(shape.weight_stride);
+    mainloop.own_shard = static_cast<Element const*>(operands.own_shard);
+    mainloop.own_stride = {shape.own_row_stride, {}, shape.own_strip_stride};
     mainloop.gate = gate(p);
     auto& epilogue = arguments.epilogue;
-    epilogue.thread = {{}, {static_cast<Element const*>(p.bias)}, {}};
-    epilogue.ptr_D = static_cast<Element*>(p.product);
-    epilogue.dD = {p.n, {}, int64_t(p.rows) * p.n};
+    epilogue.thread = {{}, {static_cast<Element const*>(operands.bias)}, {}};
+    epilogue.ptr_D = static_cast<Element*>(operands.product);
+    epilogue.dD = {shape.n, {}, int64_t(shape.rows) * shape.n};
     epilogue.keep = keep(p);
-    epilogue.succession = p.succession;
-    arguments.scheduler.order = order(p);
-    arguments.hw_info.sm_count = p.sms;
+    epilogue.succession = p.sync.succession;
+    arguments.scheduler.order = p.bound.order;
+    arguments.hw_info.sm_count = shape.sms;
     arguments.hw_info.max_active_clusters = resident_clusters<Kernel>();
     auto params = Kernel::to_underlying_arguments(arguments, nullptr);
     launch_kernel<Kernel>(params, Kernel::get_grid_shape(params), stream);
   }
 
   static AllGatherMatmulKernel entry() {
-    return {Config::tile,
-            type,
-            type,
-            layout,
-            Kernel::SharedStorageSize,
-            Kernel::DispatchPolicy::Stages,
-            &launch,
-            &resident_clusters<Kernel>};
+    return {Config::tile, type, type, layout, &launch, &resident_clusters<Kernel>};
   }
 };
 

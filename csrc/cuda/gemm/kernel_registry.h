@@ -23,8 +23,6 @@ struct KernelEntry {
   ElementType element;
   ElementType result;  // that of a scatter's partials, bias and addend, too
   WeightLayout layout;
-  int shared_memory;  // bytes per block
-  int stages;         // of the mainloop's pipeline
   void (*launch)(Problem const&, cudaStream_t);
   int (*prepare)();  // loads the kernel; returns the clusters resident at once
 };

@@ -1,7 +1,8 @@
 // Python's view of a group's CUDA workspace. Its memory comes as integers, operands as tensors.
 #include <pybind11/stl.h>
 
-#include "cuda/host/bindings_workspace.h"
+#include "cuda/host/addresses.h"
+#include "cuda/host/bindings_cuda.h"
 #include "cuda/host/launch_error.h"
 #include "cuda/host/workspace.h"
 #include "tensors.h"
@@ -10,14 +11,6 @@ namespace flux_inductor::cuda {
 namespace {
 
 namespace py = pybind11;
-using Address = std::uintptr_t;
-using Addresses = std::vector<Address>;
-
-template <class T>
-T* pointer(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
 template <class T>
 std::vector<T*> pointers(Addresses const& addresses) {
   std::vector<T*> result;
@@ -36,15 +29,15 @@ CUstream_st* stream_of(py::handle tensor) {
   return static_cast<CUstream_st*>(current_stream(view_of(tensor)));
 }
 
-GatherOperands operands(GatherCall const& call, py::handle x, py::list const& weights,
-                        py::list const& biases, py::list const& results) {
-  size_t count = call.launches.size();
+GatherTensors tensors(GatherCall const& call, py::handle x, py::list const& weights,
+                      py::list const& biases, py::list const& results) {
+  size_t count = call.launches().size();
   bool keeps = results.size() == count + 1;
   if (weights.size() != count || (biases.size() != 0 && biases.size() != count) ||
       (results.size() != count && !keeps)) {
     throw std::invalid_argument("lists of another length than the call was made for");
   }
-  GatherOperands all{data_of<void const>(x), nullptr, {}};
+  GatherTensors all{data_of<void const>(x), nullptr, {}};
   if (keeps) all.kept = data_of<void>(item(results, count));
   all.launches.reserve(count);
   for (size_t i = 0; i < count; ++i) {
@@ -90,8 +83,7 @@ void end_waits(Address address) {
 bool any_capturing(Addresses const& streams) {
   for (Address stream : streams) {
     cudaStreamCaptureStatus status{};
-    check_cuda(cudaStreamIsCapturing(pointer<CUstream_st>(stream), &status),
-               "cudaStreamIsCapturing");
+    check_cuda(cudaStreamIsCapturing(stream_at(stream), &status), "cudaStreamIsCapturing");
     if (status != cudaStreamCaptureStatusNone) return true;
   }
   return false;
@@ -106,19 +98,6 @@ void allow_beside_captures() {
 }  // namespace
 
 void bind_workspace(py::module_& m) {
-  py::class_<GatherCall>(m, "GatherCall")
-      .def(py::init([](std::vector<AllGatherMatmulKernel const*> const& kernels,
-                       std::vector<AllGatherMatmul> const& problems, int reserve) {
-        GatherCall call{{}, reserve};
-        for (size_t i = 0; i < kernels.size(); ++i) {
-          call.launches.emplace_back(kernels[i], problems.at(i));
-        }
-        return call;
-      }));
-  py::class_<ScatterCall>(m, "ScatterCall")
-      .def(py::init([](MatmulReduceScatterKernel const* kernel, MatmulReduceScatter const& problem,
-                       bool store,
-                       int reserve) { return ScatterCall{kernel, problem, store, reserve}; }));
   py::class_<Workspace>(m, "Workspace")
       .def(py::init([](int world, int rank, int device, Addresses const& slots, int64_t slot_bytes,
                        Addresses const& signals, int signals_per_set, Address own_words,
@@ -137,7 +116,7 @@ void bind_workspace(py::module_& m) {
       .def("all_gather_matmul",
            [](Workspace& workspace, GatherCall const& call, py::handle x, py::list const& weights,
               py::list const& biases, py::list const& results) {
-             GatherOperands all = operands(call, x, weights, biases, results);
+             GatherTensors all = tensors(call, x, weights, biases, results);
              CUstream_st* stream = stream_of(x);
              py::gil_scoped_release release;
              return static_cast<int>(workspace.run(call, all, stream));
@@ -145,9 +124,9 @@ void bind_workspace(py::module_& m) {
       .def("matmul_reduce_scatter",
            [](Workspace& workspace, ScatterCall const& call, py::handle x, py::handle weight,
               py::handle bias, py::handle addend, py::handle partials, py::handle result) {
-             ScatterOperands all{data_of<void const>(x),    data_of<void const>(weight),
-                                 data_of<void const>(bias), data_of<void const>(addend),
-                                 data_of<void>(partials),   data_of<void>(result)};
+             ScatterTensors all{data_of<void const>(x),    data_of<void const>(weight),
+                                data_of<void const>(bias), data_of<void const>(addend),
+                                data_of<void>(partials),   data_of<void>(result)};
              CUstream_st* stream = stream_of(x);
              py::gil_scoped_release release;
              return static_cast<int>(workspace.run(call, all, stream));
@@ -158,12 +137,10 @@ void bind_workspace(py::module_& m) {
   m.attr("MEETING_CHUNK") = kMeetingChunk;
   m.attr("OWN_COPIES_CHUNK") = kOwnCopiesChunk;
   m.attr("UNLIKE_CHUNK") = kUnlikeChunk;
-  m.attr("MAX_RANKS") = kMaxRanks;
   m.def("read_error", &read_error);
   m.def("end_waits", &end_waits);
   m.def("any_capturing", &any_capturing);
   m.def("allow_beside_captures", &allow_beside_captures);
-  m.def("prepare_call_entry", &prepare_call_entry);
 }
 
 }  // namespace flux_inductor::cuda

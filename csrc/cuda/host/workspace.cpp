@@ -1,6 +1,5 @@
 #include "cuda/host/workspace.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <stdexcept>
@@ -8,7 +7,6 @@
 
 #include "cuda/host/call_scopes.h"
 #include "cuda/host/launch_error.h"
-#include "cuda/transport/copy_engine.h"
 
 namespace flux_inductor::cuda {
 namespace {
@@ -51,6 +49,11 @@ bool has_one_queue() {
 // Position of a peer's part among the parts of all peers, as seen by `rank`.
 int peer_index(int peer, int rank, int world) { return (peer - rank - 1 + world) % world; }
 
+// The signal that is sent last, when all copies have ended; null if there are none.
+Epoch const* last_signal(std::vector<Copy> const& copies, Push const& push) {
+  return copies.empty() ? nullptr : push.signals[copies.back().peer] + copies.back().signal;
+}
+
 }  // namespace
 
 Workspace::Workspace(Memory memory) : memory_(std::move(memory)), one_queue_(has_one_queue()) {
@@ -63,8 +66,6 @@ Workspace::Workspace(Memory memory) : memory_(std::move(memory)), one_queue_(has
     for (cudaEvent_t* event : {&each->forked, &each->joined, &each->ended})
       check_cuda(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event");
   }
-  check_cuda(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, memory_.device),
-             "number of SMs");
   for (int turn : {0, 1}) {
     check_cuda(cudaMemcpy(epoch(turn), &kFirstEpoch, sizeof(Epoch), cudaMemcpyHostToDevice),
                "the first epoch");
@@ -80,11 +81,6 @@ Workspace::~Workspace() {
   }
 }
 
-size_t GatherCall::keeper() const {
-  auto smaller = [](auto const& a, auto const& b) { return a.second.n < b.second.n; };
-  return std::max_element(launches.begin(), launches.end(), smaller) - launches.begin();
-}
-
 Meeting Workspace::meeting(int turn, Op op, int signals_per_rank) const {
   Meeting meeting{};
   meeting.world = memory_.world;
@@ -96,9 +92,7 @@ Meeting Workspace::meeting(int turn, Op op, int signals_per_rank) const {
     meeting.theirs[i] = memory_.signals[i] + SymmetricSignals::kMeeting + memory_.rank;
   }
   meeting.ours = memory_.signals[memory_.rank] + SymmetricSignals::kMeeting;
-  meeting.wait_limit_ns = memory_.wait_limit_ns;
-  meeting.errors = memory_.errors;
-  meeting.op = op;
+  meeting.limit = limit(op);
   return meeting;
 }
 
@@ -158,43 +152,35 @@ Ran Workspace::end(Turn turn, cudaStream_t stream) {
   return turn.captured ? Ran::in_graph : Ran::eagerly;
 }
 
-Ran Workspace::run(GatherCall const& call, GatherOperands const& operands, cudaStream_t stream) {
+Ran Workspace::run(GatherCall const& call, GatherTensors const& tensors, cudaStream_t stream) {
   if (failed(memory_.errors)) return Ran::no;
   Range range("flux_inductor.all_gather_matmul");
   DeviceGuard guard(memory_.device);
   int rank = memory_.rank;
-  AllGatherMatmul common = call.launches.front().second;
-  Turn turn = begin(stream, Op::all_gather_matmul, common.chunks_at(rank).signals_per_shard());
+  Turn turn = begin(stream, Op::all_gather_matmul, call.signals_per_shard());
   Unfinished call_in_graph(turn.captured, captured_.capture);
   Sequence const& side = sequence(turn);
   Fork fork(stream, side.copies, side.forked, side.joined);
-  common.own_shard = operands.shard;
-  common.epoch = epoch(turn.index);
-  ShardPush push{};
+  Push push{};
+  push.epoch = epoch(turn.index);
   for (int i = 0; i < memory_.world; ++i) {
-    push.gathered[i] = slot(i, turn.index);
+    push.from[i] = tensors.shard;
+    push.to[i] = slot(i, turn.index);
     push.signals[i] = signals(i, turn.index);
   }
-  push_shard(common, push, side.copies);
+  push_copies(call.copies(), push, side.copies);
 
-  size_t keeper = call.keeper();
-  for (size_t i = 0; i < call.launches.size(); ++i) {
-    auto const& [kernel, sizes] = call.launches[i];
-    AllGatherMatmul problem = sizes;
-    problem.own_shard = operands.shard;
-    problem.gathered = slot(rank, turn.index);
-    problem.weight = operands.launches[i].weight;
-    problem.bias = operands.launches[i].bias;
-    problem.product = operands.launches[i].product;
-    problem.kept = i == keeper ? operands.kept : nullptr;
-    problem.signals = signals(rank, turn.index);
-    problem.epoch = epoch(turn.index);
-    if (i + 1 == call.launches.size())
-      problem.succession = succession(turn, last_signal(common, push));
-    problem.sms = sms_ - call.reserve;
-    problem.wait_limit_ns = memory_.wait_limit_ns;
-    problem.errors = memory_.errors;
-    kernel->launch(problem, stream);
+  for (size_t i = 0; i < call.launches().size(); ++i) {
+    auto const& [kernel, bound] = call.launches()[i];
+    GatherTensors::Launch const& mine = tensors.launches[i];
+    void* kept = i == call.keeper() ? tensors.kept : nullptr;
+    GatherOperands operands{tensors.shard, slot(rank, turn.index), mine.weight,
+                            mine.bias,     mine.product,           kept};
+    bool last = i + 1 == call.launches().size();
+    Succession next = last ? succession(turn, last_signal(call.copies(), push)) : Succession{};
+    GatherSync sync{{epoch(turn.index), next, limit(Op::all_gather_matmul)},
+                    signals(rank, turn.index)};
+    kernel->launch({bound, operands, sync}, stream);
   }
   if (turn.captured) {  // which must end with all that it forked joined
     fork.join();
@@ -205,55 +191,48 @@ Ran Workspace::run(GatherCall const& call, GatherOperands const& operands, cudaS
   return end(turn, stream);
 }
 
-Ran Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cudaStream_t stream) {
+Ran Workspace::run(ScatterCall const& call, ScatterTensors const& tensors, cudaStream_t stream) {
   if (failed(memory_.errors)) return Ran::no;
   Range range("flux_inductor.matmul_reduce_scatter");
   DeviceGuard guard(memory_.device);
   int world = memory_.world, rank = memory_.rank;
-  MatmulReduceScatter problem = call.problem;
-  ScatterSchedule schedule = problem.schedule(call.kernel->tile);
-  int chunks = schedule.chunks(schedule.parts()).per_part();
-  Turn turn = begin(stream, Op::matmul_reduce_scatter, chunks);
+  Turn turn = begin(stream, Op::matmul_reduce_scatter, call.chunks_per_part());
   // With one queue, a replay may have the copies' waits in it before the kernel that they are for:
   // they would wait for ever, and no kernel's limit would end them (rule R4). The order of a
   // graph's branches is CUDA's to choose. So there are no such waits then.
-  bool store = call.store || (turn.captured && one_queue_);
+  bool stores = call.stores() || (turn.captured && one_queue_);
   Unfinished call_in_graph(turn.captured, captured_.capture);
 
-  int64_t part_bytes =
-      int64_t(problem.strips) * problem.rows * problem.n * bytes_of(call.kernel->result);
-  PartialsPush push{};
+  ScatterOperands operands{tensors.x, tensors.weight, tensors.bias, tensors.addend, {}, {}};
+  ScatterSync sync{{epoch(turn.index), succession(turn, nullptr), limit(Op::matmul_reduce_scatter)},
+                   words(turn.index, OwnWords::kCounters),
+                   signals(rank, turn.index),
+                   words(turn.index, OwnWords::kClaims),
+                   {}};
+  Push push{};
+  push.epoch = sync.epoch;
+  push.counters = sync.counters;
   for (int i = 0; i < world; ++i) {
     if (i == rank) {
-      problem.parts[i] = operands.result;
+      operands.parts[i] = tensors.result;
       continue;
     }
-    int64_t offset = peer_index(i, rank, world) * part_bytes;
-    problem.partials[i] = slot(rank, turn.index) + offset;
-    push.partials[i] = slot(i, turn.index) + peer_index(rank, i, world) * part_bytes;
-    push.arrived[i] = signals(i, turn.index);
-    if (store) {
-      problem.parts[i] = push.partials[i];
-      problem.delivered[i] = push.arrived[i];
+    int64_t offset = peer_index(i, rank, world) * call.part_bytes();
+    operands.partials[i] = slot(rank, turn.index) + offset;
+    push.to[i] = slot(i, turn.index) + peer_index(rank, i, world) * call.part_bytes();
+    push.signals[i] = signals(i, turn.index);
+    if (stores) {
+      operands.parts[i] = push.to[i];
+      sync.delivered[i] = push.signals[i];
     } else {
-      problem.parts[i] = static_cast<char*>(operands.partials) + offset;
+      operands.parts[i] = static_cast<char*>(tensors.partials) + offset;
     }
+    push.from[i] = operands.parts[i];
   }
-  problem.x = operands.x;
-  problem.weight = operands.weight;
-  problem.bias = operands.bias;
-  problem.addend = operands.addend;
-  problem.counters = words(turn.index, OwnWords::kCounters);
-  problem.arrived = signals(rank, turn.index);
-  problem.epoch = epoch(turn.index);
-  problem.claims = words(turn.index, OwnWords::kClaims);
-  problem.succession = succession(turn, nullptr);
-  problem.sms = sms_ - call.reserve;
-  problem.wait_limit_ns = memory_.wait_limit_ns;
-  problem.errors = memory_.errors;
 
-  if (store) {
-    call.kernel->launch(problem, stream);
+  MatmulReduceScatter launch{call.bound(stores), operands, sync};
+  if (stores) {
+    call.kernel().launch(launch, stream);
     call_in_graph.finish();
     return end(turn, stream);
   }
@@ -263,8 +242,8 @@ Ran Workspace::run(ScatterCall const& call, ScatterOperands const& operands, cud
   // share one queue of the device (CUDA_DEVICE_MAX_CONNECTIONS=1), waits of the copies would even
   // hold up the kernel that they are for. So the kernel cannot wait for the copies: another thread
   // may keep this one from queueing them, in a call of CUDA's that waits for the kernel.
-  call.kernel->launch(problem, stream);
-  push_partials(problem, *call.kernel, push, side.copies);
+  call.kernel().launch(launch, stream);
+  push_copies(call.copies(), push, side.copies);
   fork.join();
   call_in_graph.finish();
   return end(turn, stream);

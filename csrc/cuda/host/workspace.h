@@ -12,11 +12,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
-#include "cuda/all_gather/all_gather_matmul.h"
-#include "cuda/reduce_scatter/matmul_reduce_scatter.h"
+#include "cuda/host/bound_calls.h"
 #include "cuda/sync/call_entry.h"
 
 namespace flux_inductor::cuda {
@@ -43,16 +41,8 @@ struct OwnWords {
   static int count(int counters) { return kSets + 2 * per_set(counters); }
 };
 
-// One call of all_gather_matmul, without its addresses: one launch for each weight.
-struct GatherCall {
-  std::vector<std::pair<AllGatherMatmulKernel const*, AllGatherMatmul>> launches;
-  int reserve;  // SMs left to other communication
-
-  // The launch that stores the gathered tensor, where one is kept: the longest has most room for
-  // it.
-  size_t keeper() const;
-};
-struct GatherOperands {
+// The addresses of a call's tensors.
+struct GatherTensors {
   struct Launch {
     void const* weight;
     void const* bias;  // or null
@@ -63,20 +53,12 @@ struct GatherOperands {
   std::vector<Launch> launches;
 };
 
-// One call of matmul_reduce_scatter, without its addresses.
-struct ScatterCall {
-  MatmulReduceScatterKernel const* kernel;
-  MatmulReduceScatter problem;
-  // Partials go straight into the peers' slots; otherwise the copy engine moves them.
-  bool store;
-  int reserve;
-};
-struct ScatterOperands {
+struct ScatterTensors {
   void const* x;
   void const* weight;
   void const* bias;
   void const* addend;
-  void* partials;  // of all peers' parts, [world - 1, strips, rows, n]; not used by `store`
+  void* partials;  // of all peers' parts, [world - 1, strips, rows, n]; not used by stores
   void* result;
 };
 
@@ -104,8 +86,8 @@ class Workspace {
   ~Workspace();
   Workspace(Workspace const&) = delete;
 
-  Ran run(GatherCall const& call, GatherOperands const& operands, cudaStream_t stream);
-  Ran run(ScatterCall const& call, ScatterOperands const& operands, cudaStream_t stream);
+  Ran run(GatherCall const& call, GatherTensors const& tensors, cudaStream_t stream);
+  Ran run(ScatterCall const& call, ScatterTensors const& tensors, cudaStream_t stream);
 
   // Whether calls in it belong to a graph: then it must live as long as the graph may.
   bool captured() const { return captured_.any; }
@@ -120,6 +102,7 @@ class Workspace {
   Ran end(Turn turn, cudaStream_t stream);
   void enter(int turn, bool first_of_graph, Op op, int signals_per_rank, cudaStream_t stream);
   Meeting meeting(int turn, Op op, int signals_per_rank) const;
+  WaitLimit limit(Op op) const { return {memory_.wait_limit_ns, memory_.errors, op}; }
   Succession succession(Turn turn, Epoch const* last_copied) const;
   char* slot(int rank, int turn) const { return memory_.slots[rank] + turn * memory_.slot_bytes; }
   Epoch* signals(int rank, int turn) const {
@@ -149,7 +132,6 @@ class Workspace {
   Sequence& sequence(Turn turn) { return turn.captured ? captured_ : eager_; }
 
   Memory memory_;
-  int sms_ = 0;
   bool one_queue_;
   Sequence eager_, captured_;
 };

@@ -29,56 +29,49 @@ struct MatmulReduceScatterTraits {
 
   static void launch(MatmulReduceScatter const& p, cudaStream_t stream) {
     typename Kernel::Mainloop::Arguments operands{};
-    operands.ptr_A = static_cast<Element const*>(p.x);
-    operands.dA = {p.x_row_stride, {}, p.rows * p.x_row_stride};
-    operands.ptr_B = static_cast<Element const*>(p.weight);
-    operands.dB = weight_stride<layout>(p.weight_stride);
+    ScatterShape const& shape = p.bound.shape;
+    operands.ptr_A = static_cast<Element const*>(p.operands.x);
+    operands.dA = {shape.x_row_stride, {}, shape.rows * shape.x_row_stride};
+    operands.ptr_B = static_cast<Element const*>(p.operands.weight);
+    operands.dB = weight_stride<layout>(shape.weight_stride);
     typename Kernel::Params params{};
-    params.shape = {p.rows, p.n, p.k, p.strips * p.world};
+    params.shape = {shape.rows, shape.n, shape.k, shape.strips * shape.world};
     params.mainloop = Kernel::Mainloop::to_underlying_arguments(params.shape, operands, nullptr);
-    params.scale = p.scale;
-    params.bias = static_cast<ElementOf<result> const*>(p.bias);
+    params.scale = shape.scale;
+    params.bias = static_cast<ElementOf<result> const*>(p.operands.bias);
     params.output = output(p);
-    TileOrder const& order = params.output.order;
-    int clusters = order.clusters_at_work(p.sms, resident_clusters<Kernel>());
-    TileOrder claims = p.schedule(Config::tile).claims(order, params.output.chunks, clusters);
-    params.tiles = {claims, p.claims};
-    dim3 grid(order.cluster_m(), order.cluster_n() * clusters, 1);
+    params.tiles = {p.bound.claims, p.sync.claims};
+    TileOrder const& order = p.bound.parts;
+    dim3 grid(order.cluster_m(), order.cluster_n() * p.bound.clusters, 1);
     launch_kernel<Kernel>(params, grid, stream);
   }
 
   static ScatterOutput::Params output(MatmulReduceScatter const& p) {
+    ScatterShape const& shape = p.bound.shape;
     ScatterOutput::Params output{};
-    ScatterSchedule schedule = p.schedule(Config::tile);
-    output.order = schedule.parts();
-    output.chunks = schedule.chunks(output.order);
-    output.rank = p.rank;
-    output.counters = p.counters;
-    output.arrived = p.arrived;
-    output.epoch = p.epoch;
-    output.succession = p.succession;
-    output.limit = {p.wait_limit_ns, p.errors, Op::matmul_reduce_scatter};
-    for (int i = 0; i < p.world; ++i) {
-      output.delivered[i] = p.delivered[i];
-      output.parts[i] = unit_map<Config, result>(p.parts[i], p.n, p.rows, p.strips);
-      if (i != p.rank)
-        output.partials[i] = unit_map<Config, result>(p.partials[i], p.n, p.rows, p.strips);
+    output.order = p.bound.parts;
+    output.chunks = p.bound.chunks;
+    output.rank = shape.rank;
+    output.counters = p.sync.counters;
+    output.arrived = p.sync.arrived;
+    output.epoch = p.sync.epoch;
+    output.succession = p.sync.succession;
+    output.limit = p.sync.limit;
+    auto map = [&](void const* address, int blocks) {
+      return unit_map<Config, result>(address, shape.n, shape.rows, blocks);
+    };
+    for (int i = 0; i < shape.world; ++i) {
+      output.delivered[i] = p.sync.delivered[i];
+      output.parts[i] = map(p.operands.parts[i], shape.strips);
+      if (i != shape.rank) output.partials[i] = map(p.operands.partials[i], shape.strips);
     }
-    output.has_addend = p.addend != nullptr;
-    if (output.has_addend)
-      output.addend = unit_map<Config, result>(p.addend, p.n, p.rows, p.strips * p.world);
+    output.has_addend = p.operands.addend != nullptr;
+    if (output.has_addend) output.addend = map(p.operands.addend, shape.strips * shape.world);
     return output;
   }
 
   static MatmulReduceScatterKernel entry() {
-    return {Config::tile,
-            type,
-            result,
-            layout,
-            Kernel::SharedStorageSize,
-            Kernel::kStages,
-            &launch,
-            &resident_clusters<Kernel>};
+    return {Config::tile, type, result, layout, &launch, &resident_clusters<Kernel>};
   }
 };
 

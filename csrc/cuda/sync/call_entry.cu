@@ -21,7 +21,7 @@ __device__ void meet_ranks(Meeting const& meeting, Epoch epoch) {
   if (peer >= meeting.world || peer == meeting.rank) return;
   Epoch mine = 2 * epoch + meeting.turn, seen;
   store_release_system(meeting.theirs[peer], mine);
-  WaitLimit limit{meeting.wait_limit_ns, meeting.errors, meeting.op};
+  WaitLimit limit = meeting.limit;
   uint64_t start = global_nanoseconds(), look = start + kNanosecondsBetweenLooks;
   while ((seen = load_acquire_system(meeting.ours + peer)) / 2 < epoch) {
     __nanosleep(50);

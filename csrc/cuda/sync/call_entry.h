@@ -25,9 +25,7 @@ struct Meeting {
   Epoch const* ours;         // [world]
   Epoch const* arriving[2];  // the first rank's first signal, in each set
   int signals_per_rank;      // of this call
-  uint64_t wait_limit_ns;
-  ErrorRecord* errors;
-  Op op;  // for the error record
+  WaitLimit limit;
 };
 
 // The chunk that an error record names when a rank did not come to a meeting.

@@ -1,4 +1,4 @@
-// What a kernel writes when one of its waits runs into the time limit (rule R4).
+// How long a kernel's waits may last, and what it writes when one runs into the limit (rule R4).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,14 @@ struct ErrorRecord {
   uint32_t chunk;     // which of the part's signals: the chunk, or a slice of the last one
   uint64_t expected;  // epochs
   uint64_t seen;
+};
+
+// Every device function of a wait needs these; one copy per kernel, passed by value in its
+// parameters.
+struct WaitLimit {
+  uint64_t nanoseconds;
+  ErrorRecord* record;
+  Op op;
 };
 
 }  // namespace flux_inductor::cuda

@@ -9,14 +9,6 @@
 
 namespace flux_inductor::cuda {
 
-// Every device function of a wait needs these; one copy per kernel, passed by value in its
-// parameters.
-struct WaitLimit {
-  uint64_t nanoseconds;
-  ErrorRecord* record;
-  Op op;
-};
-
 __device__ __forceinline__ uint32_t load_acquire_system(uint32_t const* address) {
   uint32_t value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

@@ -3,34 +3,53 @@
 //
 // A signal is an 8-byte copy of the epoch in device memory: cheaper than a stream memory operation,
 // and right when a CUDA graph is replayed. Copies go on while a kernel that waits for them holds
-// every SM.
+// every SM. The list of a call's copies is made once, when the call is bound.
 #pragma once
 
-#include "cuda/all_gather/all_gather_matmul.h"
-#include "cuda/reduce_scatter/matmul_reduce_scatter.h"
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/gemm/kernel_registry.h"
+#include "cuda/sync/epoch.h"
 
 namespace flux_inductor::cuda {
 
-// Sends the own shard, chunk by chunk, into every peer's gathered buffer: all of it to rank - 1
-// first, who multiplies it first, then to rank - 2, and so on around the ring. The last peer has no
-// other shard to wait for, so that its last chunk may come in slices.
-struct ShardPush {
-  // Each rank's, as this rank addresses it; the own ones are not used.
-  void* gathered[kMaxRanks];
-  Epoch* signals[kMaxRanks];
+// A matrix that moves, in bytes; places are relative to the buffers of a Push.
+struct Block {
+  int64_t from, to;
+  int64_t from_pitch, to_pitch;  // between rows
+  int64_t width, height;
 };
-void push_shard(AllGatherMatmul const& problem, ShardPush const& push, cudaStream_t stream);
-// The signal that is sent last, when all copies have ended.
-Epoch const* last_signal(AllGatherMatmul const& problem, ShardPush const& push);
 
-// Sends each chunk of the peers' parts to its owner as soon as its tiles are stored. The stream
-// waits for the counters that the kernel raises; it cannot hang, since the kernel's own waits end.
-struct PartialsPush {
-  // Where each rank takes this rank's partials, and its signals, as this rank addresses them.
-  void* partials[kMaxRanks];
-  Epoch* arrived[kMaxRanks];
+// What the stream waits for before a copy: that a counter, which a kernel raises, has got there.
+// It cannot hang, since the kernel's own waits end.
+struct Awaited {
+  int counter;
+  uint32_t at_least;  // 0: nothing
 };
-void push_partials(MatmulReduceScatter const& problem, MatmulReduceScatterKernel const& kernel,
-                   PartialsPush const& push, cudaStream_t stream);
+
+constexpr int kNoSignal = -1;
+
+struct Copy {
+  int peer;  // who gets it
+  Block block;
+  Awaited awaited;
+  int signal;  // in the peer's array, behind the copy; kNoSignal: the next copy is of its chunk
+};
+
+// Appends a copy as such that CUDA can make, more than one if need be.
+void append_copies(std::vector<Copy>& copies, Copy const& copy);
+
+// The addresses of a call's copies, by peer, as this rank addresses them; own ones are not used.
+struct Push {
+  void const* from[kMaxRanks];
+  void* to[kMaxRanks];
+  Epoch* signals[kMaxRanks];
+  Epoch const* epoch;
+  uint32_t* counters;  // null where no copy waits
+};
+void push_copies(std::vector<Copy> const& copies, Push const& push, cudaStream_t stream);
 
 }  // namespace flux_inductor::cuda
