@@ -5,12 +5,16 @@ from typing import Literal
 
 from torch import Tensor
 
+from flux_inductor import _core_cuda as cuda  # only where it was built with the CUDA kernels
+from flux_inductor import _core_testing as testing
+
+__all__ = ["cuda", "testing"]  # beside what follows
+
 ALIGNMENT: int  # of the addresses that `describe` calls aligned
 EPOCH_RENEWAL: int
 
 def use_exchange_table(capsule: object) -> None: ...
 def describe(*operands: Tensor | Sequence[Tensor | None] | None) -> bytes: ...
-def reached(seen: int, expected: int) -> bool: ...
 def sum(
     dtype: str, result: int, pitch: int, partials: Sequence[int], count: int, width: int, scale: float
 ) -> None: ...
@@ -41,8 +45,6 @@ class GatherSchedule:
         last: int = 0,
         slices: int = 1,
     ) -> None: ...
-    @property
-    def signals_per_shard(self) -> int: ...
     def chunks(self, source: int) -> list[tuple[int, int, int, int]]:
         """First and last row, slices, and the clusters of its part before the first one that needs it."""
 
@@ -73,8 +75,6 @@ class ScatterSchedule:
         chunk_columns: int,
         stores: bool = False,
     ) -> None: ...
-    @property
-    def chunks_per_part(self) -> int: ...
     def clusters_of_chunks(self) -> list[int]:
         """How many clusters each chunk of a part has."""
 

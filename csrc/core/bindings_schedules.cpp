@@ -210,8 +210,6 @@ void bind_schedules(py::module_& module) {
       .def(py::init(&gather_view), py::arg("world"), py::arg("rank"), py::arg("strips"),
            py::arg("rows"), py::arg("n"), py::arg("k"), py::arg("tile"), py::arg("sweep"),
            py::arg("chunk"), py::arg("last") = 0, py::arg("slices") = 1)
-      .def_property_readonly("signals_per_shard",
-                             [](GatherView const& view) { return view.chunks.signals_per_shard(); })
       .def("chunks", &GatherView::chunks_of, py::arg("source"))
       .def("clusters", &GatherView::clusters)
       .def("copies", &GatherView::copies);
@@ -220,8 +218,6 @@ void bind_schedules(py::module_& module) {
       .def(py::init(&scatter_view), py::arg("world"), py::arg("rank"), py::arg("strips"),
            py::arg("rows"), py::arg("n"), py::arg("tile"), py::arg("sweep"),
            py::arg("chunk_columns"), py::arg("stores") = false)
-      .def_property_readonly("chunks_per_part",
-                             [](ScatterView const& view) { return view.chunks.per_part(); })
       .def("clusters_of_chunks", &ScatterView::clusters_of_chunks)
       .def(
           "turns",

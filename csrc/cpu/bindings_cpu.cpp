@@ -102,7 +102,6 @@ std::chrono::nanoseconds nanoseconds(double seconds) {
 
 void bind_cpu(py::module_& module) {
   module.attr("EPOCH_RENEWAL") = kRenewal;
-  module.def("reached", &reached, py::arg("seen"), py::arg("expected"));
   module.def(
       "sum",
       [](const std::string& dtype, std::uintptr_t result, std::int64_t pitch,

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
 from flux_inductor.planning.ops.call import Call
 from flux_inductor.planning.ops.op import Op
@@ -18,6 +16,7 @@ from flux_inductor.planning.plan import Plan
 from flux_inductor.runtime.bound import Run
 from flux_inductor.runtime.cuda_gather import bind_gather
 from flux_inductor.runtime.cuda_group import CudaGroup
+from flux_inductor.runtime.cuda_prepare import Preparation
 from flux_inductor.runtime.cuda_scatter import bind_scatter
 from flux_inductor.runtime.groups import state_of
 
@@ -28,22 +27,27 @@ _BINDS: Mapping[Op, Callable[..., Run]] = {
 
 
 class CudaEngine:
-    """See `engine.Engine`. The ranks of a group are GPUs that can address each other's memory."""
+    """See `engine.Engine`. The ranks of a group are GPUs that can address each other's memory.
+
+    Args:
+        group: the kind of state that is kept for a process group.
+        prepare: what makes kernels and sizes of a call and a plan.
+    """
 
     name = "cuda"
 
+    def __init__(self, group: type[CudaGroup] = CudaGroup, prepare: Preparation | None = None) -> None:
+        self._group = group
+        self._prepare = prepare or Preparation()
+
     def bind(self, call: Call, operands: Sequence[Any], group: str, plan: Plan) -> Run:
-        device = operands[0].device
-        state = state_of(group, CudaGroup)
-        state.use(device)
-        _check_reserve(plan, device)
-        return _BINDS[call.op](state, call, plan, *operands)
+        state = state_of(group, self._group)
+        state.use(operands[0].device)
+        _check_reserve(plan, state.sms)
+        return _BINDS[call.op](state, self._prepare, call, plan, *operands)
 
 
-def _check_reserve(plan: Plan, device: torch.device) -> None:
-    if not plan.reserve:
-        return
-    whole = torch.cuda.get_device_properties(device).multi_processor_count
+def _check_reserve(plan: Plan, whole: int) -> None:
     if plan.reserve > whole // 2:
         raise ValueError(
             f"plan '{plan}' leaves {plan.reserve} of {whole} SMs to others; reserve at most {whole // 2}"

@@ -21,13 +21,13 @@ from flux_inductor.runtime.cuda_operands import (
     term_fits,
     weight_strides,
 )
-from flux_inductor.runtime.cuda_prepare import Prepared, prepare_gather
+from flux_inductor.runtime.cuda_prepare import Preparation, Prepared
 from flux_inductor.runtime.cuda_results import Make, maker
-from flux_inductor.runtime.torch_private import current_cuda_device
 
 
 def bind_gather(
     state: CudaGroup,
+    prepare: Preparation,
     call: GatherCall,
     plan: Plan,
     x: Tensor,
@@ -43,11 +43,11 @@ def bind_gather(
         return lambda x, weights, biases: [x.new_empty(shape) for shape in call.results]
     fits, layouts, leading = zip(*map(weight_strides, weights), strict=True)
     sizes = tuple(zip((weight.shape[1] for weight in weights), layouts, leading, strict=True))
-    prepared = prepare_gather(call, state.rank, state.device_index, sizes, plan)
+    prepared = prepare.gather(call, state.seat, sizes, plan)
     x_fits = x.is_contiguous()
     placed = all(map(in_place, (x, *weights, *biases), (x_fits, *fits, *map(term_fits, biases))))
     biased = any(bias is not None for bias in biases)
-    results = tuple(maker(shape, DTYPES[call.dtype]) for shape in call.results)
+    results = tuple(maker(state.empty_strided, shape, DTYPES[call.dtype]) for shape in call.results)
     return Gather(state, prepared, x_fits, fits, placed, biased, results)
 
 
@@ -73,7 +73,7 @@ class Gather:
     def __call__(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
         state = self.state
         state.check()
-        if current_cuda_device() != state.device_index:
+        if state.current_device() != state.device_index:
             with torch.cuda.device(state.device):
                 return self(x, weights, biases)
         state.allow(self.prepared)

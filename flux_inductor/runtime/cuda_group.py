@@ -26,7 +26,7 @@ from flux_inductor.runtime.cuda_error import PAST_USE, not_prepared, unfinished,
 from flux_inductor.runtime.cuda_kernels import kernels, prepare_all, require_kernels
 from flux_inductor.runtime.cuda_memory import CudaMemory, Need, Place, make_memory
 from flux_inductor.runtime.cuda_order import Notice, Notices, Order, notices_of
-from flux_inductor.runtime.cuda_prepare import Prepared
+from flux_inductor.runtime.cuda_prepare import Prepared, Seat
 from flux_inductor.runtime.errors import (
     REMEDY,
     DeadGroupError,
@@ -44,6 +44,9 @@ _log = logging.getLogger("flux_inductor")
 class CudaGroup:
     """What this rank keeps for one process group. See `groups.GroupState`."""
 
+    current_device = staticmethod(torch_private.current_cuda_device)
+    empty_strided = staticmethod(torch_private.empty_strided_cuda)
+
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
         require_kernels()
         self.name = name
@@ -53,6 +56,7 @@ class CudaGroup:
         self.lock = threading.Lock()
         self.device = torch.device("cpu")  # until the first call
         self.device_index = -1
+        self.sms = 0
         self._generation = Generation("cuda", torch_private.store(group), self.rank, self.world)
         self._notices: Notices | None = None  # when the ranks have met
         self._agreed: set[str] = set()
@@ -72,6 +76,11 @@ class CudaGroup:
     def workspace_bytes(self) -> int:
         """Symmetric device memory that this rank owns, captured workspaces included."""
         return sum(memory.symmetric_bytes for memory in self._memories())
+
+    @property
+    def seat(self) -> Seat:
+        """For what is prepared, once there is a device."""
+        return Seat(self.rank, self.device_index, self.sms)
 
     def _memories(self) -> list[CudaMemory]:
         return [*self._kept, *([self._memory] if self._memory is not None else [])]
@@ -96,6 +105,7 @@ class CudaGroup:
         self._state = ctypes.c_uint32.from_address(self._errors.data_ptr())
         with torch.cuda.device(device):
             prepare_all()
+        self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.device, self.device_index = device, device.index
         cuda_watchdog.watch(self)
 

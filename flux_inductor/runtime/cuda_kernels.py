@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from flux_inductor import _core
 from flux_inductor.planning.installed import Variant
@@ -16,8 +16,11 @@ from flux_inductor.planning.tile import Tile
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
-# The kernels' bindings: present if the package was built with nvcc and CUTLASS.
-kernels: Any = getattr(_core, "cuda", None)
+# The kernels' bindings: None unless the package was built with nvcc and CUTLASS.
+if TYPE_CHECKING:
+    kernels = _core.cuda
+else:
+    kernels = getattr(_core, "cuda", None)
 
 
 def require_kernels() -> None:

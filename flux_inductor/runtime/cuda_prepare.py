@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,21 @@ from flux_inductor.runtime.cuda_memory import Need
 
 # N of a weight, its layout, and the elements between its rows or columns.
 WeightShape = tuple[int, Layout, int]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who prepares a call, and for which device.
+
+    Args:
+        rank: in the group.
+        device: its index.
+        sms: that it has.
+    """
+
+    rank: int
+    device: int
+    sms: int
 
 
 @dataclass(frozen=True)
@@ -44,10 +59,8 @@ class Prepared:
         object.__setattr__(self, "token", zlib.crc32(self.descriptor.encode()).to_bytes(4, "big"))
 
 
-def prepare_gather(
-    call: GatherCall, rank: int, device: int, weights: Sequence[WeightShape], plan: Plan
-) -> Prepared:
-    """all_gather_matmul of a contiguous shard, on the device of that index.
+def prepare_gather(call: GatherCall, seat: Seat, weights: Sequence[WeightShape], plan: Plan) -> Prepared:
+    """all_gather_matmul of a contiguous shard.
 
     Raises:
         ValueError: the kernels cannot run it, or the plan's tile was not compiled.
@@ -58,7 +71,7 @@ def prepare_gather(
     tile = plan.kernel_tile
     shapes = [
         kernels.GatherShape(
-            **_sizes(problem, rank, columns),
+            **_sizes(problem, seat, plan, columns),
             own_row_stride=depth,
             own_strip_stride=rows * depth,
             weight_stride=leading,
@@ -70,7 +83,7 @@ def prepare_gather(
         for columns, _, leading in weights
     ]
     launches = [kernel_for(problem, tile, layout) for _, layout, _ in weights]
-    bound = kernels.GatherCall(launches, shapes, plan.reserve, device)
+    bound = kernels.GatherCall(launches, shapes)
     exchange = exchange_of(single(plan), call.op, "cuda")
     return Prepared(
         call=bound,
@@ -82,9 +95,9 @@ def prepare_gather(
 
 
 def prepare_scatter(
-    call: ScatterCall, rank: int, device: int, row_stride: int, weight: WeightShape, plan: Plan
+    call: ScatterCall, seat: Seat, row_stride: int, weight: WeightShape, plan: Plan
 ) -> Prepared:
-    """matmul_reduce_scatter, likewise, of an x with `row_stride` elements from row to row.
+    """matmul_reduce_scatter of an x with `row_stride` elements from row to row.
 
     Raises:
         ValueError: the kernels cannot run it, or the plan's tile was not compiled.
@@ -95,7 +108,7 @@ def prepare_scatter(
     tile = plan.kernel_tile
     tiles = grid(tile, problem, columns)
     shape = kernels.ScatterShape(
-        **_sizes(problem, rank, columns),
+        **_sizes(problem, seat, plan, columns),
         x_row_stride=row_stride,
         weight_stride=leading,
         scale=call.scale * call.factor,
@@ -104,7 +117,7 @@ def prepare_scatter(
     )
     moved, store = _int(problem.moved_bytes), plan.direction == "store"
     kernel = kernel_for(problem, tile, layout)
-    bound = kernels.ScatterCall(kernel, shape, store, plan.reserve, device)
+    bound = kernels.ScatterCall(kernel, shape, store, seat.device)
     chunks = call.world * bound.chunks_per_part
     exchange = exchange_of(single(plan), call.op, "cuda")
     return Prepared(
@@ -115,11 +128,20 @@ def prepare_scatter(
     )
 
 
-def _sizes(problem: Problem, rank: int, columns: int) -> dict[str, int]:
+@dataclass(frozen=True)
+class Preparation:
+    """How the engine prepares the calls of each op."""
+
+    gather: Callable[[GatherCall, Seat, Sequence[WeightShape], Plan], Prepared] = prepare_gather
+    scatter: Callable[[ScatterCall, Seat, int, WeightShape, Plan], Prepared] = prepare_scatter
+
+
+def _sizes(problem: Problem, seat: Seat, plan: Plan, columns: int) -> dict[str, int]:
     """Those that the shapes of all ops have."""
     strips, rows, depth = map(_int, (problem.strips, problem.rows, problem.depth))
-    ranks = {"world": problem.world, "rank": rank}
-    return {**ranks, "strips": strips, "rows": rows, "n": columns, "k": depth}
+    ranks = {"world": problem.world, "rank": seat.rank}
+    sizes = {"strips": strips, "rows": rows, "n": columns, "k": depth}
+    return {**ranks, **sizes, "sms": seat.sms - plan.reserve}
 
 
 def _fit(problem: Problem, plan: Plan) -> Plan:

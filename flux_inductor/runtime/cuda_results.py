@@ -10,13 +10,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from flux_inductor.runtime.torch_private import empty_strided_cuda
-
+EmptyStrided: TypeAlias = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 Make: TypeAlias = Callable[[], Tensor]
 
 
-def maker(shape: Sequence[int], dtype: torch.dtype) -> Make:
+def maker(empty_strided: EmptyStrided, shape: Sequence[int], dtype: torch.dtype) -> Make:
     """What makes a contiguous tensor on the current device, at each call."""
     sizes = [max(size, 1) for size in shape]  # as torch.empty has it, also without elements
     strides = tuple(math.prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
-    return partial(empty_strided_cuda, tuple(shape), strides, dtype)
+    return partial(empty_strided, tuple(shape), strides, dtype)

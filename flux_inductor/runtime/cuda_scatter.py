@@ -21,13 +21,13 @@ from flux_inductor.runtime.cuda_operands import (
     term_fits,
     weight_strides,
 )
-from flux_inductor.runtime.cuda_prepare import Prepared, prepare_scatter
+from flux_inductor.runtime.cuda_prepare import Preparation, Prepared
 from flux_inductor.runtime.cuda_results import Make, maker
-from flux_inductor.runtime.torch_private import current_cuda_device
 
 
 def bind_scatter(
     state: CudaGroup,
+    prepare: Preparation,
     call: ScatterCall,
     plan: Plan,
     x: Tensor,
@@ -46,11 +46,9 @@ def bind_scatter(
         return lambda x, weight, bias, addend: x.new_empty(shape, dtype=dtype)
     x_fits, stride = row_stride(x)
     weight_fits, layout, leading = weight_strides(weight)
-    prepared = prepare_scatter(
-        call, state.rank, state.device_index, stride, (weight.shape[1], layout, leading), plan
-    )
-    result = maker(shape, dtype)
-    partials = maker([prepared.partials], dtype) if prepared.partials else None
+    prepared = prepare.scatter(call, state.seat, stride, (weight.shape[1], layout, leading), plan)
+    result = maker(state.empty_strided, shape, dtype)
+    partials = maker(state.empty_strided, [prepared.partials], dtype) if prepared.partials else None
     fits = (x_fits, weight_fits, term_fits(bias, dtype), term_fits(addend, dtype))
     placed = all(map(in_place, (x, weight, bias, addend), fits))
     return Scatter(state, prepared, x_fits, weight_fits, placed, result, partials, dtype, call.factor)
@@ -90,7 +88,7 @@ class Scatter:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None) -> Tensor:
         state = self.state
         state.check()
-        if current_cuda_device() != state.device_index:
+        if state.current_device() != state.device_index:
             with torch.cuda.device(state.device):
                 return self(x, weight, bias, addend)
         state.allow(self.prepared)

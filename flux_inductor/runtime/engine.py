@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
@@ -73,10 +74,10 @@ def engine_for(op: Op, device_type: str, group: str, plan: Plan) -> Engine:
     engine: Engine
     if choice == "reference":
         engine = _FORCED
-    elif not plan.fused or group_size(group) == 1 or is_fake(process_group(group)):
+    elif not plan.fused or group_size(group) == 1 or _only_pretends(group, device_type):
         engine = _UNFUSED
     else:
-        engine = _fused_engine(device_type)
+        engine = _stand_ins.get(device_type) or _fused_engine(device_type)
         check_plan(plan, op, cast(Device, device_type))
     tally_of(op, engine).runs += 1
     return engine
@@ -90,6 +91,23 @@ def installed() -> Installed:
     from flux_inductor.runtime.cuda_kernels import compiled_variants
 
     return Installed((InstalledEngine("cpu"), InstalledEngine("cuda", tuple(compiled_variants()))))
+
+
+def _only_pretends(group: str, device_type: str) -> bool:
+    return device_type not in _stand_ins and is_fake(process_group(group))
+
+
+_stand_ins: dict[str, Engine] = {}
+
+
+@contextmanager
+def standing_in(device_type: str, engine: Engine) -> Iterator[None]:
+    """Within it, `engine` runs what is fused on such devices, in groups that only pretend, too. For tests."""
+    _stand_ins[device_type] = engine
+    try:
+        yield
+    finally:
+        del _stand_ins[device_type]
 
 
 @lru_cache

@@ -193,7 +193,8 @@ def test_the_first_cluster_that_needs_a_chunk_is_found(
     clusters = order.clusters()
     of_part = len(clusters) // 3
     for source in (1, 2):
-        signal = source * order.signals_per_shard
+        sent = gather_order(problem, plan, source, columns).copies()
+        signal = min(signal for peer, *_, signal in sent if peer == 0)
         for _, _, copies, before in order.chunks(source):
             waits = [
                 any(first <= signal <= last for *_, waits in cluster for first, last, _ in waits)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,12 +23,13 @@ from flux_inductor.planning.ops.all_gather_matmul import GatherCall
 from flux_inductor.planning.ops.matmul_reduce_scatter import ScatterCall
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Layout
-from flux_inductor.runtime import cuda, cuda_gather, cuda_results, cuda_scatter, engine
+from flux_inductor.runtime import engine
 from flux_inductor.runtime.bound import BoundCalls
+from flux_inductor.runtime.cuda import CudaEngine
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_memory import Need
 from flux_inductor.runtime.cuda_order import Notice, Order
-from flux_inductor.runtime.cuda_prepare import Prepared
+from flux_inductor.runtime.cuda_prepare import Preparation, Prepared, Seat
 from flux_inductor.runtime.errors import FusedOpError, PeerTimeoutError
 from flux_inductor.runtime.groups import state_of
 
@@ -147,6 +147,9 @@ class StubGroup(CudaGroup):
     """A group whose ranks agree on everything."""
 
     made = 0
+    current_device = staticmethod(lambda: 0)
+    empty_strided = staticmethod(empty_strided)
+    sms = 132
 
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
         StubGroup.made += 1
@@ -182,13 +185,11 @@ class StubGroup(CudaGroup):
         self._dead = "it was destroyed"
 
 
-def _prepare_gather(call: GatherCall, rank: int, device: int, weights: Any, plan: Plan) -> Prepared:
+def _prepare_gather(call: GatherCall, seat: Seat, weights: Any, plan: Plan) -> Prepared:
     return Prepared((call.shape, weights, call.dim), f"gather {call} {weights} {plan}", Need())
 
 
-def _prepare_scatter(
-    call: ScatterCall, rank: int, device: int, row_stride: int, weight: Any, plan: Plan
-) -> Prepared:
+def _prepare_scatter(call: ScatterCall, seat: Seat, row_stride: int, weight: Any, plan: Plan) -> Prepared:
     dtype, scale = DTYPES[call.dtype], call.scale * call.factor
     seen = (call.shape, dtype, row_stride, weight, call.dim, scale)
     return Prepared(seen, f"scatter {call} {seen} {plan}", Need(), partials=8)
@@ -199,25 +200,16 @@ def make_group() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
 
 
+def stub_engine(group: type[StubGroup] = StubGroup) -> CudaEngine:
+    return CudaEngine(group, Preparation(_prepare_gather, _prepare_scatter))
+
+
 @contextmanager
-def stubbed(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A group of two ranks whose fused ops run on the CUDA engine, on the stub."""
-    patch.delenv(engine.ENGINE_VARIABLE, raising=False)
+def stubbed() -> Iterator[None]:
+    """A group of two ranks whose fused ops on the CPU run on the CUDA engine, on the stub."""
     make_group()
     try:
-        stub_engine(patch, StubGroup)
-        yield
+        with engine.standing_in("cpu", stub_engine()):
+            yield
     finally:
         dist.destroy_process_group()
-
-
-def stub_engine(patch: pytest.MonkeyPatch, group: type[StubGroup]) -> None:
-    """Fused ops on the CPU run on the CUDA engine, on the stub."""
-    patch.setattr(engine, "is_fake", lambda group: False)
-    patch.setattr(engine, "_fused_engine", lambda device: cuda.CudaEngine())
-    patch.setattr(cuda, "CudaGroup", group)
-    for module in (cuda_gather, cuda_scatter):
-        patch.setattr(module, "current_cuda_device", lambda: 0)
-    patch.setattr(cuda_results, "empty_strided_cuda", empty_strided)
-    patch.setattr(cuda_gather, "prepare_gather", _prepare_gather)
-    patch.setattr(cuda_scatter, "prepare_scatter", _prepare_scatter)

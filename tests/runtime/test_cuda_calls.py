@@ -18,16 +18,7 @@ from torch import Tensor
 import flux_inductor
 from flux_inductor import ops  # noqa: F401  (registers the ops)
 from flux_inductor.planning.plan import Plan
-from flux_inductor.runtime import (
-    bound,
-    cuda,
-    cuda_gather,
-    cuda_memory,
-    cuda_results,
-    cuda_scatter,
-    detect,
-    engine,
-)
+from flux_inductor.runtime import bound, cuda, cuda_memory, detect, engine
 from flux_inductor.runtime.bound import BoundCalls, Run
 from flux_inductor.runtime.cuda_group import CudaGroup
 from flux_inductor.runtime.cuda_operands import row_stride, weight_strides
@@ -35,7 +26,7 @@ from flux_inductor.runtime.detect import topology_of
 from flux_inductor.runtime.errors import DeadGroupError, FusedOpError, PeerTimeoutError
 from flux_inductor.runtime.groups import state_of
 from tests.runtime import cuda_stub
-from tests.runtime.cuda_stub import WORLD, StubGroup, make_group, stubbed
+from tests.runtime.cuda_stub import WORLD, StubGroup, make_group, stub_engine, stubbed
 from tests.support.engines import bind_scatter
 
 fused = torch.ops.flux_inductor
@@ -43,8 +34,8 @@ GROUP, PLAN = "0", "mesh push chunk=64"
 
 
 @pytest.fixture(autouse=True)
-def _stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with stubbed(monkeypatch):
+def _stub() -> Iterator[None]:
+    with stubbed():
         yield
 
 
@@ -134,9 +125,8 @@ def test_results_are_on_the_device_of_their_group(monkeypatch: pytest.MonkeyPatc
         made.append(current[-1])
         return cuda_stub.empty_strided(*arguments)
 
-    for module in (cuda_gather, cuda_scatter):
-        monkeypatch.setattr(module, "current_cuda_device", lambda: current[-1])
-    monkeypatch.setattr(cuda_results, "empty_strided_cuda", make)
+    monkeypatch.setattr(StubGroup, "current_device", lambda self: current[-1])
+    monkeypatch.setattr(StubGroup, "empty_strided", staticmethod(make))
     monkeypatch.setattr(torch.cuda, "device", device)
     torch.testing.assert_close(gather(x, [weight, weight], []), [torch.cat([x] * WORLD) @ weight] * 2)
     torch.testing.assert_close(scatter(x[:2], weight), 0.5 * (x[:1] @ weight) * WORLD)
@@ -264,8 +254,8 @@ def test_after_a_failed_wait_nothing_touches_the_device(monkeypatch: pytest.Monk
     gather(x, [weight], [])
     scatter(x, weight)
     state_of(GROUP, StubGroup).trap()
-    for module in (cuda_gather, cuda_scatter):
-        monkeypatch.setattr(module, "current_cuda_device", lambda: pytest.fail("CUDA was asked for a device"))
+    asked = "CUDA was asked for a device"
+    monkeypatch.setattr(StubGroup, "current_device", lambda self: pytest.fail(asked))
     with pytest.raises(PeerTimeoutError, match="waited for a chunk"):
         gather(x, [weight], [])
     with pytest.raises(DeadGroupError, match="waited for a chunk"):
@@ -312,7 +302,7 @@ def test_blocking_launches_would_hang_where_copies_follow_the_kernel(monkeypatch
         scatter(x, weight)
     gather(x, [weight], [])
     stores = Plan("mesh", "store", 64)
-    run = bind_scatter(cuda.CudaEngine(), x, weight, None, None, GROUP, stores, 0, "sum", 1.0)
+    run = bind_scatter(stub_engine(), x, weight, None, None, GROUP, stores, 0, "sum", 1.0)
     run(x, weight, None, None)
 
 

@@ -15,8 +15,8 @@ PLAN = "mesh push chunk=2"
 
 
 @pytest.fixture(autouse=True)
-def _stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with stubbed(monkeypatch):
+def _stub() -> Iterator[None]:
+    with stubbed():
         yield
 
 

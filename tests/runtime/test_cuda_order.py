@@ -36,8 +36,8 @@ GROUP, PLAN = "0", "mesh push chunk=64"
 
 
 @pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubGroup]:
-    with stubbed(monkeypatch):
+def group() -> Iterator[StubGroup]:
+    with stubbed():
         yield state_of(GROUP, StubGroup)
 
 

@@ -11,7 +11,9 @@ from flux_inductor.planning.ops.matmul_reduce_scatter import ScatterCall
 from flux_inductor.planning.plan import parse_plan
 from flux_inductor.planning.sm90.fit import menu_of
 from flux_inductor.runtime import cuda_prepare
-from flux_inductor.runtime.cuda_prepare import WeightShape
+from flux_inductor.runtime.cuda_prepare import Seat, WeightShape
+
+SEAT = Seat(rank=1, device=0, sms=132)
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +33,13 @@ def gather(rows: int, text: str) -> cuda_prepare.Prepared:
     weights: list[WeightShape] = [(1280, "k_major", 8192), (640, "k_major", 8192)]
     plan = parse_plan(text).at(2 * rows)
     call = GatherCall((rows, 8192), (1280, 640), "bf16", "k_major", 2, 0, return_gathered=False)
-    return cuda_prepare.prepare_gather(call, 1, 0, weights, plan)
+    return cuda_prepare.prepare_gather(call, SEAT, weights, plan)
 
 
 def scatter(rows: int, text: str, result: str = "bf16") -> cuda_prepare.Prepared:
     plan = parse_plan(text).at(rows)
     call = ScatterCall((rows, 1024), 8192, "bf16", "k_major", 2, 0, "sum", 1.0, result, addend=False)
-    return cuda_prepare.prepare_scatter(call, 1, 0, 1024, (8192, "k_major", 1024), plan)
+    return cuda_prepare.prepare_scatter(call, SEAT, 1024, (8192, "k_major", 1024), plan)
 
 
 @pytest.mark.parametrize(

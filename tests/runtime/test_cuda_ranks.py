@@ -16,6 +16,7 @@ from torch import Tensor
 from flux_inductor import ops  # noqa: F401  (registers the ops)
 from flux_inductor.runtime import cuda_group, cuda_watchdog, torch_private
 from flux_inductor.runtime.cuda_group import CudaGroup
+from flux_inductor.runtime.engine import standing_in
 from flux_inductor.runtime.errors import DeadGroupError, FusedOpError
 from flux_inductor.runtime.generation import Generation
 from flux_inductor.runtime.groups import name_of, state_of
@@ -142,8 +143,7 @@ def one_fails_alone(rank: int, group: str) -> None:
 
 
 def _run(rank: int, world: int, body: Callable[[int, str], None]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        stub_engine(patch, MeetingGroup)
+    with standing_in("cpu", stub_engine(MeetingGroup)), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_group, "kernels", SimpleNamespace(end_waits=ended.append))
         body(rank, name_of(None))
         dist.barrier()

@@ -4,22 +4,9 @@
 #include <stdexcept>
 
 #include "cuda/host/call_scopes.h"
-#include "cuda/host/launch_error.h"
 
 namespace flux_inductor::cuda {
 namespace {
-
-int sms_of(int device) {
-  int sms = 0;
-  check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "number of SMs");
-  return sms;
-}
-
-template <class Shape>
-Shape on(int device, Shape shape, int reserve) {
-  shape.sms = sms_of(device) - reserve;
-  return shape;
-}
 
 template <class Problem>
 int resident_on(int device, KernelEntry<Problem> const& kernel) {
@@ -30,11 +17,11 @@ int resident_on(int device, KernelEntry<Problem> const& kernel) {
 }  // namespace
 
 GatherCall::GatherCall(std::vector<AllGatherMatmulKernel const*> const& kernels,
-                       std::vector<GatherShape> const& shapes, int reserve, int device) {
+                       std::vector<GatherShape> const& shapes) {
   if (kernels.empty() || kernels.size() != shapes.size())
     throw std::invalid_argument("GatherCall: one kernel and one shape for each weight");
   for (size_t i = 0; i < kernels.size(); ++i)
-    launches_.push_back({kernels[i], {on(device, shapes[i], reserve), kernels[i]->tile}});
+    launches_.push_back({kernels[i], {shapes[i], kernels[i]->tile}});
   copies_ = shard_copies(shapes.front());
   auto narrower = [](Launch const& a, Launch const& b) {
     return a.bound.shape.n < b.bound.shape.n;
@@ -42,12 +29,12 @@ GatherCall::GatherCall(std::vector<AllGatherMatmulKernel const*> const& kernels,
   keeper_ = std::max_element(launches_.begin(), launches_.end(), narrower) - launches_.begin();
 }
 
-ScatterCall::ScatterCall(MatmulReduceScatterKernel const* kernel, ScatterShape shape, bool stores,
-                         int reserve, int device)
+ScatterCall::ScatterCall(MatmulReduceScatterKernel const* kernel, ScatterShape const& shape,
+                         bool stores, int device)
     : kernel_(kernel),
       stores_(stores),
-      stored_(on(device, shape, reserve), kernel->tile, true, resident_on(device, *kernel)),
-      copied_(on(device, shape, reserve), kernel->tile, false, resident_on(device, *kernel)),
+      stored_(shape, kernel->tile, true, resident_on(device, *kernel)),
+      copied_(shape, kernel->tile, false, resident_on(device, *kernel)),
       copies_(partial_copies(copied_, kernel->result)),
       part_bytes_(int64_t(shape.strips) * shape.rows * shape.n * bytes_of(kernel->result)) {}
 

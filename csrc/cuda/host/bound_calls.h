@@ -17,10 +17,9 @@ class GatherCall {
     BoundGather bound;
   };
 
-  // A kernel and a shape for each weight. Each shape's `sms` are replaced by those of the device
-  // but for `reserve`, which are left to other communication.
+  // A kernel and a shape for each weight.
   GatherCall(std::vector<AllGatherMatmulKernel const*> const& kernels,
-             std::vector<GatherShape> const& shapes, int reserve, int device);
+             std::vector<GatherShape> const& shapes);
 
   std::vector<Launch> const& launches() const { return launches_; }
   std::vector<Copy> const& copies() const { return copies_; }
@@ -39,8 +38,8 @@ class GatherCall {
 class ScatterCall {
  public:
   // `stores`: partials go straight into the peers' slots; otherwise the copy engine moves them.
-  // `reserve` as above.
-  ScatterCall(MatmulReduceScatterKernel const* kernel, ScatterShape shape, bool stores, int reserve,
+  // The kernel was prepared on the device.
+  ScatterCall(MatmulReduceScatterKernel const* kernel, ScatterShape const& shape, bool stores,
               int device);
 
   MatmulReduceScatterKernel const& kernel() const { return *kernel_; }
