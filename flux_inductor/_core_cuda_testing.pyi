@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import overload
 
-from flux_inductor import _core_cuda as cuda
+from flux_inductor._core_cuda import AllGatherMatmulKernel, MatmulReduceScatterKernel
 
 class AllGatherMatmul:
     """All parameters of one launch, zero at first; see csrc/cuda/all_gather/all_gather_matmul.h."""
@@ -63,18 +63,18 @@ class MatmulReduceScatter:
     errors: int
 
 @overload
-def launch(kernel: cuda.AllGatherMatmulKernel, problem: AllGatherMatmul, stream: int) -> None: ...
+def launch(kernel: AllGatherMatmulKernel, problem: AllGatherMatmul, stream: int) -> None: ...
 @overload
-def launch(kernel: cuda.MatmulReduceScatterKernel, problem: MatmulReduceScatter, stream: int) -> None: ...
+def launch(kernel: MatmulReduceScatterKernel, problem: MatmulReduceScatter, stream: int) -> None: ...
 def signals_per_shard(problem: AllGatherMatmul) -> int: ...
-def chunks_per_part(kernel: cuda.MatmulReduceScatterKernel, problem: MatmulReduceScatter) -> int: ...
+def chunks_per_part(kernel: MatmulReduceScatterKernel, problem: MatmulReduceScatter) -> int: ...
 def push_shard(
     problem: AllGatherMatmul, gathered: Sequence[int], signals: Sequence[int], stream: int
 ) -> None:
     """`gathered` and `signals` by rank."""
 
 def push_partials(
-    kernel: cuda.MatmulReduceScatterKernel,
+    kernel: MatmulReduceScatterKernel,
     problem: MatmulReduceScatter,
     partials: Sequence[int],
     arrived: Sequence[int],
