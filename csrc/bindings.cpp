@@ -19,6 +19,7 @@ PYBIND11_MODULE(_core, module) {
   });
   flux_inductor::bind_tensors(module);
   flux_inductor::bind_schedules(module);
+  flux_inductor::bind_sm90(module);
   flux_inductor::bind_cpu(module);
   flux_inductor::bind_testing(module);
 #if FLUX_INDUCTOR_CUDA

@@ -6,10 +6,12 @@ from typing import Literal
 from torch import Tensor
 
 from flux_inductor import _core_cuda as cuda  # only where it was built with the CUDA kernels
+from flux_inductor import _core_sm90 as sm90
 from flux_inductor import _core_testing as testing
 
-__all__ = ["cuda", "testing"]  # beside what follows
+__all__ = ["cuda", "sm90", "testing"]  # beside what follows
 
+ELEMENT_BYTES: dict[str, int]  # by dtype: bf16, fp16, fp32
 ALIGNMENT: int  # of the addresses that `describe` calls aligned
 EPOCH_RENEWAL: int
 

@@ -9,6 +9,11 @@ struct Tile {
   int m, n, k;
   int cluster_m, cluster_n;
   bool pingpong;
+
+  friend constexpr bool operator==(Tile const& a, Tile const& b) {
+    return a.m == b.m && a.n == b.n && a.k == b.k && a.cluster_m == b.cluster_m &&
+           a.cluster_n == b.cluster_n && a.pingpong == b.pingpong;
+  }
 };
 
 // "256x192x64/2x1", with "/pingpong" behind it where that schedule is used: the text of plans.

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <map>
 #include <stdexcept>
 
 #include "bindings.h"
@@ -64,10 +63,11 @@ const char* name_of(Verdict verdict) {
   return "";
 }
 
-Scalar scalar_of(const std::string& dtype) {
-  static const std::map<std::string, Scalar> scalars{
-      {"bf16", Scalar::kBf16}, {"fp16", Scalar::kFp16}, {"fp32", Scalar::kFp32}};
-  return scalars.at(dtype);
+ElementType element_named(const std::string& dtype) {
+  for (ElementType type : kElementTypes) {
+    if (name_of(type) == dtype) return type;
+  }
+  throw std::invalid_argument("no dtype '" + dtype + "'");
 }
 
 std::shared_ptr<Transfers> make_transfers(bool push,
@@ -110,8 +110,8 @@ void bind_cpu(py::module_& module) {
         std::vector<const void*> addresses;
         for (const std::uintptr_t address : partials)
           addresses.push_back(reinterpret_cast<const void*>(address));
-        cpu::sum(scalar_of(dtype), reinterpret_cast<void*>(result), pitch, addresses, count, width,
-                 scale);
+        cpu::sum(element_named(dtype), reinterpret_cast<void*>(result), pitch, addresses, count,
+                 width, scale);
       },
       ReleaseGil());
 

@@ -127,14 +127,15 @@ FLUX_WIDE_VECTORS void sum_fp32(void* result, std::int64_t pitch, const Partials
 
 }  // namespace
 
-void sum(Scalar type, void* result, std::int64_t pitch, const std::vector<const void*>& partials,
-         std::int64_t count, std::int64_t width, float scale) {
+void sum(ElementType type, void* result, std::int64_t pitch,
+         const std::vector<const void*>& partials, std::int64_t count, std::int64_t width,
+         float scale) {
   switch (type) {
-    case Scalar::kBf16:
+    case ElementType::bf16:
       return sum_bf16(result, pitch, partials, count, width, scale);
-    case Scalar::kFp16:
+    case ElementType::fp16:
       return sum_fp16(result, pitch, partials, count, width, scale);
-    case Scalar::kFp32:
+    case ElementType::fp32:
       return sum_fp32(result, pitch, partials, count, width, scale);
   }
 }

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import sympy
 
+from flux_inductor._core import ELEMENT_BYTES
+
 if TYPE_CHECKING:
     from flux_inductor.planning.ops.op import Op
 
 Split: TypeAlias = Literal["rows", "columns"]
 Size: TypeAlias = int | sympy.Expr
 Layout: TypeAlias = Literal["k_major", "n_major"]
-
-ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Problem:
             object.__setattr__(self, name, _plain(getattr(self, name)))
         object.__setattr__(self, "columns", tuple(_plain(size) for size in self.columns))
         assert self.world >= 1, self.world
-        assert self.dtype in ITEMSIZE, self.dtype
+        assert self.dtype in ELEMENT_BYTES, self.dtype
         assert self.result in ("", self.dtype, "fp32"), self.result
         if self.result == self.dtype:
             object.__setattr__(self, "result", "")
@@ -68,7 +68,7 @@ class Problem:
     @property
     def itemsize(self) -> int:
         """Bytes of one element of the operands."""
-        return ITEMSIZE[self.dtype]
+        return ELEMENT_BYTES[self.dtype]
 
     @property
     def result_dtype(self) -> str:
@@ -78,7 +78,7 @@ class Problem:
     @property
     def result_itemsize(self) -> int:
         """Bytes of one element of what matmul_reduce_scatter moves and returns."""
-        return ITEMSIZE[self.result_dtype]
+        return ELEMENT_BYTES[self.result_dtype]
 
     @property
     def m(self) -> Size:

@@ -50,6 +50,7 @@ def found(module: Any) -> dict[str, set[str]]:
     ("name", "module"),
     [
         ("_core", _core),
+        ("_core_sm90", _core.sm90),
         ("_core_testing", _core.testing),
         pytest.param("_core_cuda", CUDA, marks=pytest.mark.skipif(CUDA is None, reason="no CUDA kernels")),
         pytest.param(

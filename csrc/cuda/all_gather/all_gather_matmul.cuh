@@ -36,10 +36,10 @@ struct AllGatherMatmulTraits {
   using KernelWith = cutlass::gemm::kernel::GemmUniversal<
       cute::Shape<int, int, int, int>, GatedMainloop<PlainMainloop>, Epilogue, FixedTileScheduler>;
   // The buffers of what is kept get the shared memory that the mainloop's stages leave.
-  using Epilogue =
-      KeepingEpilogue<PlainEpilogue,
-                      keeping_buffer_bytes(kSharedMemory -
-                                           KernelWith<PlainEpilogue>::SharedStorageSize)>;
+  static constexpr int kKeepingBuffer =
+      keeping_buffer_bytes(kSharedMemory - KernelWith<PlainEpilogue>::SharedStorageSize);
+  static_assert(kKeepingBuffer == sm90::keeping_buffer(Config::tile), "planning counts on it");
+  using Epilogue = KeepingEpilogue<PlainEpilogue, kKeepingBuffer>;
   using Kernel = KernelWith<Epilogue>;
   static_assert(Kernel::SharedStorageSize <= kSharedMemory);
 

@@ -1,27 +1,23 @@
-// What was compiled: the menu of tiles of each kernel family, as data.
+// What was compiled, as data.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include <cstdint>
 #include <initializer_list>
 #include <vector>
 
+#include "core/element_type.h"
 #include "core/tile.h"
 
 namespace flux_inductor::cuda {
 
-inline constexpr int kMaxRanks = 8;  // whose memory one kernel can address
-
-enum class ElementType : int { bf16 = 0, fp16 = 1, fp32 = 2 };  // fp32 of results alone
-constexpr int bytes_of(ElementType type) { return type == ElementType::fp32 ? 4 : 2; }
 enum class WeightLayout : int { k_major = 0, n_major = 1 };
 
 template <class Problem>
 struct KernelEntry {
   Tile tile;
-  ElementType element;
-  ElementType result;  // that of a scatter's partials, bias and addend, too
+  ElementType element;  // bf16 or fp16
+  ElementType result;   // that of a scatter's partials, bias and addend, too
   WeightLayout layout;
   void (*launch)(Problem const&, cudaStream_t);
   int (*prepare)();  // loads the kernel; returns the clusters resident at once

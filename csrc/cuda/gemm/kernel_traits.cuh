@@ -9,6 +9,7 @@
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
 // Without it, CUTLASS looks up the driver's function for every TMA descriptor; see driver.cpp.
 #define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL
+#include "core/gather_chunks.h"
 #include "cuda/gemm/kernel_registry.h"
 #include "cuda/host/launch_error.h"
 #include "cute/tensor.hpp"
@@ -25,7 +26,7 @@ namespace flux_inductor::cuda {
 // has its own, one multiplies while the other stores.
 template <int TileM, int TileN, int ClusterM, int ClusterN, bool Pingpong = false>
 struct TileConfig {
-  static constexpr Tile tile{TileM, TileN, 64, ClusterM, ClusterN, Pingpong};
+  static constexpr Tile tile{TileM, TileN, GatherChunks::kStepDepth, ClusterM, ClusterN, Pingpong};
   using Shape = cute::Shape<cute::Int<TileM>, cute::Int<TileN>, cute::_64>;
   using Cluster = cute::Shape<cute::Int<ClusterM>, cute::Int<ClusterN>, cute::_1>;
   using KernelSchedule =

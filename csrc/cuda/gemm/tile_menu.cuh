@@ -1,9 +1,9 @@
-// The tiles each family is compiled for. Which of them a call uses is decided by the plan.
-//
-// Scatters have no pingpong tiles: that hides the end of a tile, which scatter_kernel.cuh makes
-// short, at the price of smaller tiles. Measured, no shape was faster with them.
+// The tiles of core/sm90.h as types, for which kernels are compiled.
 #pragma once
 
+#include <utility>
+
+#include "core/sm90.h"
 #include "cuda/gemm/kernel_traits.cuh"
 
 namespace flux_inductor::cuda {
@@ -11,18 +11,18 @@ namespace flux_inductor::cuda {
 template <class... Configs>
 struct Menu {};
 
-// Large tiles need the fewest bytes for each operation, small ones fill the last wave; widths
-// between powers of two suit the N of common layers.
-using AllGatherMatmulMenu =
-    Menu<TileConfig<256, 192, 2, 1>, TileConfig<128, 256, 2, 1>, TileConfig<256, 128, 2, 1>,
-         TileConfig<128, 192, 2, 1>, TileConfig<256, 160, 2, 1>, TileConfig<128, 224, 2, 1>,
-         TileConfig<128, 160, 2, 1>, TileConfig<128, 128, 2, 1, true>,
-         TileConfig<64, 256, 2, 1, true>>;
-using MatmulReduceScatterMenu =
-    Menu<TileConfig<256, 192, 2, 1>, TileConfig<128, 256, 2, 1>, TileConfig<256, 128, 2, 1>,
-         TileConfig<128, 192, 2, 1>, TileConfig<128, 128, 2, 1>, TileConfig<64, 256, 2, 1>>;
-// Results in fp32: a tile takes twice the room, and stages of the mainloop go for it: large tiles
-// would be left with three.
-using MatmulReduceScatterFp32Menu = Menu<TileConfig<128, 192, 2, 1>, TileConfig<128, 128, 2, 1>>;
+template <auto const& tiles, size_t i>
+using ConfigOf =
+    TileConfig<tiles[i].m, tiles[i].n, tiles[i].cluster_m, tiles[i].cluster_n, tiles[i].pingpong>;
+
+template <auto const& tiles, size_t... i>
+Menu<ConfigOf<tiles, i>...> menu_of(std::index_sequence<i...>);
+
+template <auto const& tiles>
+using MenuOf = decltype(menu_of<tiles>(std::make_index_sequence<tiles.size()>{}));
+
+using AllGatherMatmulMenu = MenuOf<sm90::kGatherTiles>;
+using MatmulReduceScatterMenu = MenuOf<sm90::kScatterTiles>;
+using MatmulReduceScatterFp32Menu = MenuOf<sm90::kScatterFp32Tiles>;
 
 }  // namespace flux_inductor::cuda

@@ -13,11 +13,6 @@ namespace {
 
 namespace py = pybind11;
 
-char const* name_of(ElementType type) {
-  if (type == ElementType::fp32) return "fp32";
-  return type == ElementType::bf16 ? "bf16" : "fp16";
-}
-
 template <class Problem>
 void bind_menu(py::module_& m, char const* class_name, char const* list_name,
                std::vector<KernelEntry<Problem>> const& (*kernels)()) {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/gemm/kernel_registry.h"
+#include "core/sm90.h"
 #include "cuda/sync/epoch.h"
 #include "cuda/sync/error_record.h"
 
@@ -20,11 +20,11 @@ namespace flux_inductor::cuda {
 // never captured does not meet at all: its data come instead. Both are seen here at once.
 struct Meeting {
   int world, rank;
-  int turn;                  // the slot
-  Epoch* theirs[kMaxRanks];  // this rank's word in each rank's memory
-  Epoch const* ours;         // [world]
-  Epoch const* arriving[2];  // the first rank's first signal, in each set
-  int signals_per_rank;      // of this call
+  int turn;                        // the slot
+  Epoch* theirs[sm90::kMaxRanks];  // this rank's word in each rank's memory
+  Epoch const* ours;               // [world]
+  Epoch const* arriving[2];        // the first rank's first signal, in each set
+  int signals_per_rank;            // of this call
   WaitLimit limit;
 };
 

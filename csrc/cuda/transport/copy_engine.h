@@ -11,10 +11,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/gemm/kernel_registry.h"
+#include "core/sm90.h"
 #include "cuda/sync/epoch.h"
 
 namespace flux_inductor::cuda {
+
+using sm90::kMaxRanks;
 
 // A matrix that moves, in bytes; places are relative to the buffers of a Push.
 struct Block {

@@ -10,25 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from flux_inductor._core import GatherSchedule
+from flux_inductor._core import GatherSchedule, sm90
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.sm90.gather_checker import gather_fault
 from flux_inductor.planning.sm90.kernel_queues import GatherRank
 from flux_inductor.planning.sm90.op_kernels import OpKernels
 from flux_inductor.planning.sm90.sweep import best_sweep
-from flux_inductor.planning.sm90.tiles import COMMON, Grid, Menu, keep_rate, known
+from flux_inductor.planning.sm90.tiles import Grid, Menu, keep_rate, known, parsed
 from flux_inductor.planning.sm90.timeline import Gathered, Rounds, gather_us
 from flux_inductor.planning.tile import Tile
 
-MENU: Menu = (
-    *COMMON,
-    Tile(128, 128, 64, 2, 1, pingpong=True),
-    Tile(64, 256, 64, 2, 1, pingpong=True),
-    Tile(256, 160, 64, 2, 1),
-    Tile(128, 224, 64, 2, 1),
-    Tile(128, 160, 64, 2, 1),
-)
+MENU: Menu = parsed(sm90.GATHER_TILES)
 
 
 @dataclass(frozen=True)

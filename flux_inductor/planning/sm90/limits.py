@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from flux_inductor._core import sm90
 from flux_inductor.planning.problem import Problem
 
-# The kernels read operands by TMA: rows must be multiples of 16 bytes.
-GRANULE = 8
-# Ranks whose memory one kernel can address.
-MOST_RANKS = 8
+GRANULE, MOST_RANKS = sm90.GRANULE, sm90.MOST_RANKS
+
 # Such kernels are built, and tests/gpu/test_fp32_sums.py calls them with plans by hand.
 UNPROVEN = "the kernels that sum partial products in fp32 have not been proven on a GPU yet"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
-from flux_inductor._core import ScatterSchedule
+from flux_inductor._core import ScatterSchedule, sm90
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.sm90.kernel_queues import ScatterRank
@@ -18,15 +18,12 @@ from flux_inductor.planning.sm90.model import KERNEL
 from flux_inductor.planning.sm90.op_kernels import OpKernels
 from flux_inductor.planning.sm90.scatter_checker import scatter_fault
 from flux_inductor.planning.sm90.sweep import sweep_loss, sweeps
-from flux_inductor.planning.sm90.tiles import COMMON, Grid, Menu, at_once, known
+from flux_inductor.planning.sm90.tiles import Grid, Menu, at_once, known, parsed
 from flux_inductor.planning.sm90.timeline import Rounds, Turns, push_us, store_us
 from flux_inductor.planning.tile import Tile
 
-# Not here: 128 x 224, which lost 10 % to 128 x 256 where its waves promised a gain; and pingpong tiles, since
-# tiles end soon (csrc/cuda/reduce_scatter/scatter_kernel.cuh).
-MENU: Menu = (*COMMON, Tile(128, 128, 64, 2, 1), Tile(64, 256, 64, 2, 1))
-# With fp32 results a tile takes twice the room of the mainloop's stages.
-FP32_MENU: Menu = (Tile(128, 192, 64, 2, 1), Tile(128, 128, 64, 2, 1))
+MENU: Menu = parsed(sm90.SCATTER_TILES)
+FP32_MENU: Menu = parsed(sm90.SCATTER_FP32_TILES)
 # Signals of a part that the kernel stores: so many a round, since own tiles follow a round and a chunk behind
 # (more and fewer were measured no faster); and not more than this.
 SIGNALS = 8

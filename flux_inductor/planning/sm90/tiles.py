@@ -7,29 +7,21 @@ beats a more efficient one that does not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from flux_inductor._core import clusters_of
+from flux_inductor._core import clusters_of, sm90
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.sm90.model import KERNEL
 from flux_inductor.planning.tile import Tile
 
 Menu: TypeAlias = tuple[Tile, ...]
 
-# Of all ops. Large tiles need the fewest bytes an operation, small ones fill the last wave; widths between
-# powers of two suit the N of common layers. What is compiled: csrc/cuda/gemm/tile_menu.cuh.
-COMMON: Menu = (
-    Tile(256, 192, 64, 2, 1),
-    Tile(128, 256, 64, 2, 1),
-    Tile(256, 128, 64, 2, 1),
-    Tile(128, 192, 64, 2, 1),
-)
 
-# Bytes of each of the two buffers through which an SM stores a gathered tensor that is kept: what
-# the mainloop's stages leave of its shared memory (csrc/cuda/all_gather/keeping_epilogue.cuh).
-_KEEPING_BUFFER = 8192
-_SMALL_KEEPING_BUFFERS = {Tile(256, 160, 64, 2, 1): 896, Tile(128, 192, 64, 2, 1): 4992}
+def parsed(tiles: Sequence[str]) -> Menu:
+    """A menu of the compiled core, which says why it has these tiles (csrc/core/sm90.h)."""
+    return tuple(map(Tile.parse, tiles))
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ def multiply_us(tile: Tile, depth: int) -> float:
 def keep_rate(tile: Tile, reserve: int = 0) -> float:
     """At which the kernel of a tile stores a gathered tensor, GB/s: what is under way over how long it is."""
     blocks = at_once(tile, reserve) * tile.cluster_m * tile.cluster_n
-    under_way = 2 * _SMALL_KEEPING_BUFFERS.get(tile, _KEEPING_BUFFER) * blocks
+    under_way = 2 * sm90.KEEPING_BUFFERS[str(tile)] * blocks
     return min(KERNEL.kept.value, under_way / (1e3 * KERNEL.keeping.value))
 
 
