@@ -11,7 +11,7 @@ from typing import cast
 
 from flux_inductor.options import current
 from flux_inductor.planning.architecture import Architecture
-from flux_inductor.planning.architectures import ARCHITECTURES
+from flux_inductor.planning.architectures import KINDS
 from flux_inductor.planning.ops.call import Call
 from flux_inductor.planning.plan import PlanTable, parse_plan
 from flux_inductor.planning.strategy import choose
@@ -59,7 +59,7 @@ def plan_by_hand(text: str, group: str, device: str) -> PlanTable:
 def _reserve(group: str, device: str) -> int | None:
     """The option, or SMs for the plain collectives of these ranks that have been seen; None: neither."""
     architecture = _architecture(device)
-    if architecture is None or not architecture.most_reserve:
+    if architecture is None or not architecture.reserve:
         return None
     chosen = current().reserve
     if chosen is not None:
@@ -68,6 +68,6 @@ def _reserve(group: str, device: str) -> int | None:
     return seen * architecture.reserve if seen else None
 
 
-def _architecture(device: str) -> Architecture | None:
+def _architecture(device: str) -> type[Architecture] | None:
     """None for devices that no plan is made for."""
-    return ARCHITECTURES[cast(Device, device)] if device in ARCHITECTURES else None
+    return KINDS.get(cast(Device, device))

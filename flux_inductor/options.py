@@ -81,10 +81,10 @@ class Options:
             from flux_inductor.planning.topology import Topology
 
             Topology.parse(self.topology)
-        if self.reserve is not None:
-            from flux_inductor.planning.architectures import check_reserve
-
-            check_reserve(self.reserve)
+        if self.reserve is not None and self.reserve < 0:
+            raise ValueError(
+                f"option reserve_sms={self.reserve} must be 0 or more, or 'auto'"
+            )
 
     @property
     def reserve(self) -> int | None:

@@ -23,13 +23,11 @@ from flux_inductor.options import Strategy
 from flux_inductor.passes.collectives import WAIT, Collective
 from flux_inductor.passes.decide import Setting, decide, topology_for
 from flux_inductor.passes.sizes import is_tensor, tensor
-from flux_inductor.planning.architectures import ARCHITECTURES
+from flux_inductor.planning.architectures import architecture_of
 from flux_inductor.planning.cost import plain_collective_us
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.strategy import Decision, reserve_of
 from flux_inductor.planning.topology import Topology
-
-_CUDA = ARCHITECTURES["cuda"]
 
 
 @dataclass(frozen=True)
@@ -136,15 +134,18 @@ def _ended_before(graph: Graph, flights: Sequence[_Flight]) -> dict[Node, int]:
 
 def _room(op: FusedOp, beside: list[_Flight], elapsed: list[float], setting: Setting) -> Room | None:
     asked = setting.options.reserve
-    has = reserve_of(_topology(op, setting)) if asked is None else asked
-    if has >= _sms_for(beside):
+    topology = _topology(op, setting)
+    has = reserve_of(topology) if asked is None else asked
+    if has >= _sms_for(beside, topology):
         return None
     # What an earlier graph has started has most likely ended: to wait for it costs next to nothing.
     old = [one for one in beside if one.started_before]
     new = [one for one in beside if not one.started_before]
-    if has < _sms_for(new):
+    if has < _sms_for(new, topology):
         since = [us for us, one in zip(elapsed, beside, strict=True) if one in new]
-        room = _kept_number(op, new, has) if asked is not None else _cheaper(op, new, since, setting)
+        room = (
+            _kept_number(op, new, has, topology) if asked is not None else _cheaper(op, new, since, setting)
+        )
     else:
         room = Room(op.decision, (), "")
     if not old:
@@ -153,16 +154,16 @@ def _room(op: FusedOp, beside: list[_Flight], elapsed: list[float], setting: Set
     return Room(room.decision, (*room.waits, *_waits(old)), f"{room.note}; {note}" if room.note else note)
 
 
-def _kept_number(op: FusedOp, beside: list[_Flight], asked: int) -> Room:
+def _kept_number(op: FusedOp, beside: list[_Flight], asked: int, topology: Topology) -> Room:
     """The SMs that the user asks for, and waits before the op in place of the others."""
-    waits, needed = _waits(beside), _sms_for(beside)
+    waits, needed = _waits(beside), _sms_for(beside, topology)
     note = f"{asked} SMs are reserved, as asked for, where {_names(beside)} may need {needed}"
     return Room(op.decision, waits, f"{note}: waited for first" if waits else note)
 
 
 def _cheaper(op: FusedOp, beside: list[_Flight], elapsed: list[float], setting: Setting) -> Room:
     """SMs, or waits before the op."""
-    waits, needed = _waits(beside), _sms_for(beside)
+    waits, needed = _waits(beside), _sms_for(beside, _topology(op, setting))
     movable = len(waits) == len(beside)
     roomy = _with_reserve(op, needed, setting, setting.options.strategy)
     if not roomy.fused and not movable:
@@ -191,10 +192,11 @@ def _names(flights: Sequence[_Flight]) -> str:
     return ", ".join(sorted({one.collective.node.name for one in flights}))
 
 
-def _sms_for(beside: Sequence[_Flight]) -> int:
+def _sms_for(beside: Sequence[_Flight], topology: Topology) -> int:
     """SMs that collectives in flight need. Those of one group run one after the other."""
     groups = {one.collective.group for one in beside}
-    return min(_CUDA.reserve * len(groups), _CUDA.most_reserve)
+    architecture = architecture_of(topology)
+    return min(architecture.reserve * len(groups), architecture.most_reserve)
 
 
 def _with_reserve(op: FusedOp, reserve: int, setting: Setting, strategy: Strategy) -> Decision:
@@ -216,4 +218,4 @@ def _price(flight: _Flight, device: str, setting: Setting) -> float:
     sizes = [tensor(node).nbytes for node in one.node.all_input_nodes if is_tensor(node)]
     if topology.nodes > 1 or topology.link != "nvlink" or not all(isinstance(size, int) for size in sizes):
         return math.inf
-    return plain_collective_us(one.op, sum(sizes), one.world, _CUDA.machine)
+    return plain_collective_us(one.op, sum(sizes), one.world, architecture_of(topology).machine)

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from flux_inductor.planning.machine import MachineModel
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Problem
+from flux_inductor.planning.topology import Device
 
 # A shard is cut into at most this many chunks: beyond, only fixed costs grow.
 MOST_CHUNKS = 32
 
 
+@dataclass(frozen=True)
 class Architecture(ABC):
     """One kind of device.
 
     Args:
+        device: its type.
         machine: its speeds.
-        sms: that its kernels run on; 0: its engine has no SMs.
-        reserve: SMs that its kernels leave to other communication, where there is any.
+        reserve: SMs that its kernels leave to other communication, where there is any; 0: it has no SMs.
+        sms: of one device, on which its kernels run.
     """
 
+    device: ClassVar[Device]
     machine: ClassVar[MachineModel]
-    sms: ClassVar[int]
     reserve: ClassVar[int]
+
+    sms: int
 
     @property
     def most_reserve(self) -> int:

@@ -12,8 +12,8 @@ from flux_inductor.planning.table import MOST_ROWS
 
 
 class Cpu(Architecture):
+    device = "cpu"
     machine = CPU
-    sms = 0
     reserve = 0
 
     def limit(self, problem: Problem) -> str:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import sympy
 
 from flux_inductor.planning.architecture import Architecture
-from flux_inductor.planning.architectures import ARCHITECTURES, check_reserve
+from flux_inductor.planning.architectures import architecture_of, check_reserve
 from flux_inductor.planning.cost import predict
 from flux_inductor.planning.installed import Installed
 from flux_inductor.planning.machine import MachineModel
@@ -90,16 +90,16 @@ def choose(
     if mode not in MODES:
         raise ValueError(f"strategy {mode!r} is unknown; valid: {', '.join(MODES)}")
     if reserve is not None:
-        check_reserve(reserve)
+        check_reserve(reserve, topology)
     kept_free = reserve_of(topology) if reserve is None else reserve
-    if not ARCHITECTURES[topology.device].most_reserve:
+    if not architecture_of(topology).most_reserve:
         kept_free = 0
     return _choose(problem, topology, mode, kept_free, installed)
 
 
 def reserve_of(topology: Topology) -> int:
     """SMs that kernels leave to other communication, unless the user says otherwise."""
-    return ARCHITECTURES[topology.device].reserve if topology.shared else 0
+    return architecture_of(topology).reserve if topology.shared else 0
 
 
 @lru_cache(maxsize=4096)
@@ -119,8 +119,8 @@ def _choose(
         reason = f"size {unknown} of N or K is unknown until the program runs"
         return Decision(single(UNFUSED), False, None, None, "unknown-size", reason)
     settled = priced(_settle(problem))
-    architecture = ARCHITECTURES[topology.device]
-    plans = candidates(settled, topology.device, reserve)
+    architecture = architecture_of(topology)
+    plans = candidates(settled, architecture, reserve)
     if settled.symbols:
         return _decide_by_m(settled, mode, architecture, plans)
     return _decide(settled, mode, architecture, plans)
@@ -152,7 +152,7 @@ def _obstacle(
         return "no-schedule", "no schedule yet for PCIe links, which want a ring"
     if not installed.executes(topology.device):
         return "no-engine", NO_ENGINE[topology.device]
-    limit = ARCHITECTURES[topology.device].limit(problem)
+    limit = architecture_of(topology).limit(problem)
     if not limit and not installed.has_kernel(topology.device, problem):
         written = "x @ W.t()" if problem.layout == "k_major" else "x @ W"
         limit = f"no kernel was compiled for {problem.dtype} and weights that lie as in {written}"
@@ -192,13 +192,12 @@ def priced(problem: Problem) -> Problem:
     return problem.op.priced(problem, up)
 
 
-def candidates(problem: Problem, device: Device, reserve: int = 0) -> tuple[Plan, ...]:
+def candidates(problem: Problem, architecture: Architecture, reserve: int = 0) -> tuple[Plan, ...]:
     """Every fused plan that is legal for the problem; of those that the model finds equal, the best first."""
-    architecture = ARCHITECTURES[device]
     sizes = architecture.chunks(problem)
     plans = [
         Plan("mesh", direction, chunk, reserve=reserve)
-        for direction in problem.op.directions[device]
+        for direction in problem.op.directions[architecture.device]
         # Stores of a kernel are cut by it, whatever a plan says before it is completed.
         for chunk in (sizes[:1] if direction == "store" else sizes)
     ]

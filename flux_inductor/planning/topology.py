@@ -5,6 +5,7 @@ A topology is plain data, the same on every rank of the group, and its text form
     cpu ranks=2 nodes=1 link=shm
     cuda ranks=16 nodes=2 numa=2 link=pcie
     cuda ranks=2 nodes=1 link=nvlink shared=yes
+    cuda ranks=4 nodes=1 link=nvlink sms=114
 
 Detection from a process group is the runtime's business.
 """
@@ -18,7 +19,9 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 Link: TypeAlias = Literal["shm", "nvlink", "pcie"]
 
 LINKS: dict[Device, tuple[Link, ...]] = {"cpu": ("shm",), "cuda": ("nvlink", "pcie")}
-_COUNTS = ("ranks", "nodes", "numa")
+_COUNTS = ("ranks", "nodes", "numa", "sms")
+# SMs of a device where nobody has said how many: those of H100 SXM and H200.
+USUAL_SMS: dict[Device, int] = {"cpu": 0, "cuda": 132}
 _EXAMPLE = "'cpu ranks=2 nodes=1 link=shm' or 'cuda ranks=16 nodes=2 numa=2 link=pcie'"
 
 
@@ -34,6 +37,7 @@ class Topology:
         link: what connects two ranks of one node.
         shared: the ranks also communicate with ranks outside of the group, as beside data parallelism: their
             devices must serve both at once.
+        sms: of each device, all of which are alike; 0 stands for the usual number (none on CPU ranks).
     """
 
     device: Device
@@ -42,6 +46,7 @@ class Topology:
     numa: int = 1
     link: Link = "shm"
     shared: bool = False
+    sms: int = 0
 
     def __post_init__(self) -> None:
         if self.device not in LINKS:
@@ -49,7 +54,11 @@ class Topology:
         if self.link not in LINKS[self.device]:
             valid = ", ".join(LINKS[self.device])
             raise ValueError(f"topology: unknown link {self.link!r} for {self.device}; valid: {valid}")
-        for name in _COUNTS:
+        if not self.sms:
+            object.__setattr__(self, "sms", USUAL_SMS[self.device])
+        if self.sms and self.device == "cpu":
+            raise ValueError(f"topology: sms={self.sms}, but CPU ranks have no SMs; leave it out")
+        for name in _COUNTS if self.sms else _COUNTS[:-1]:
             if getattr(self, name) < 1:
                 raise ValueError(f"topology: {name}={getattr(self, name)} must be at least 1")
         if self.ranks % self.nodes:
@@ -70,11 +79,12 @@ class Topology:
     def __str__(self) -> str:
         numa = f" numa={self.numa}" if self.numa != 1 else ""
         shared = " shared=yes" if self.shared else ""
-        return f"{self.device} ranks={self.ranks} nodes={self.nodes}{numa} link={self.link}{shared}"
+        sms = f" sms={self.sms}" if self.sms != USUAL_SMS[self.device] else ""
+        return f"{self.device} ranks={self.ranks} nodes={self.nodes}{numa} link={self.link}{shared}{sms}"
 
     @staticmethod
     def parse(text: str) -> Topology:
-        """Reads the text form. Fields may stand in any order; `nodes` and `numa` are 1 when left out.
+        """Reads the text form. Fields may stand in any order; left out, `nodes` and `numa` are 1.
 
         Raises:
             ValueError: names the wrong token and the valid ones.

@@ -66,7 +66,7 @@ def prepare_gather(call: GatherCall, seat: Seat, weights: Sequence[WeightShape],
         ValueError: the kernels cannot run it, or the plan's tile was not compiled.
     """
     problem = call.problem
-    plan = _fit(problem, plan)
+    plan = _fit(problem, plan, seat)
     rows, depth = _int(problem.rows), _int(problem.depth)
     tile = plan.kernel_tile
     shapes = [
@@ -78,7 +78,7 @@ def prepare_gather(call: GatherCall, seat: Seat, weights: Sequence[WeightShape],
             rows_per_chunk=min(plan.chunk, rows),
             last_rows=min(plan.last, rows),
             slices=min(max(plan.slices, 1), -(-depth // tile.k)),
-            group=min(plan.sweep, grid(tile, problem, columns).rows),
+            group=min(plan.sweep, grid(tile, problem, columns, seat.sms).rows),
         )
         for columns, _, leading in weights
     ]
@@ -104,9 +104,9 @@ def prepare_scatter(
     """
     columns, layout, leading = weight
     problem = call.problem
-    plan = _fit(problem, plan)
+    plan = _fit(problem, plan, seat)
     tile = plan.kernel_tile
-    tiles = grid(tile, problem, columns)
+    tiles = grid(tile, problem, columns, seat.sms)
     shape = kernels.ScatterShape(
         **_sizes(problem, seat, plan, columns),
         x_row_stride=row_stride,
@@ -144,11 +144,11 @@ def _sizes(problem: Problem, seat: Seat, plan: Plan, columns: int) -> dict[str, 
     return {**ranks, **sizes, "sms": seat.sms - plan.reserve}
 
 
-def _fit(problem: Problem, plan: Plan) -> Plan:
+def _fit(problem: Problem, plan: Plan, seat: Seat) -> Plan:
     why = kernel_limit(problem)
     if why:
         raise ValueError(f"{problem.op.name}: {why}. Use plan 'unfused' for it")
-    return fitted(problem, plan, menu(problem))
+    return fitted(problem, plan, menu(problem), seat.sms)
 
 
 def _int(size: object) -> int:

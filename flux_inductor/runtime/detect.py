@@ -72,7 +72,16 @@ def _detect(pg: dist.ProcessGroup, device: str) -> Topology:
     shared = pg.size() < dist.get_world_size()
     if device not in LINKS:
         raise ValueError(f"no engine for device {device!r}; leave its collectives unfused")
-    return Topology(device, pg.size(), _nodes(pg, device), link=_link(device), shared=shared)
+    return Topology(
+        device, pg.size(), _nodes(pg, device), link=_link(device), shared=shared, sms=_sms(device)
+    )
+
+
+def _sms(device: Device) -> int:
+    """Of the current device, taken to be like the others; 0 where it cannot be asked."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
 
 
 def _link(device: Device) -> Link:

@@ -89,8 +89,8 @@ def test_a_reserve_in_the_environment(
 
 
 def test_a_bad_reserve_names_what_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="=67 is out of range: a kernel can leave 0 to 66 of"):
-        resolve(given={"reserve_sms": 67})
+    with pytest.raises(ValueError, match="reserve_sms=-1 must be 0 or more, or 'auto'"):
+        resolve(given={"reserve_sms": -1})
     monkeypatch.setenv("FLUX_INDUCTOR_RESERVE_SMS", "some")
     with pytest.raises(ValueError, match="RESERVE_SMS='some' is neither 'auto' nor a count"):
         resolve()

@@ -18,6 +18,7 @@ from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.progress import Simulation
 from flux_inductor.planning.schedule import RankSchedule, Schedule, schedule
 from flux_inductor.planning.strategy import candidates
+from tests.support.architectures import ARCHITECTURES
 
 OPS: tuple[Op, ...] = (ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER)
 PLAN = Plan("mesh", "push", 4)
@@ -38,7 +39,7 @@ def reordered(given: Schedule, orders: list[list[tuple[int, int]]]) -> Schedule:
 def test_every_plan_the_strategy_can_emit_is_free_of_deadlocks(op: Op, world: int) -> None:
     for extent in (1, 7, 16, 100, 1000):
         problem = Problem(op, world, 1, extent, (64,), 32, "fp32")
-        for plan in candidates(problem, "cpu"):
+        for plan in candidates(problem, ARCHITECTURES["cpu"]):
             assert counter_example(schedule(op, world, extent, plan)) is None
 
 

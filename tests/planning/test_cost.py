@@ -9,7 +9,6 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flux_inductor.planning.architectures import ARCHITECTURES
 from flux_inductor.planning.cost import explain, fused_us, named_terms, predict
 from flux_inductor.planning.machine import CPU, CUDA
 from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
@@ -17,6 +16,7 @@ from flux_inductor.planning.ops.op import Op, Terms
 from flux_inductor.planning.plan import UNFUSED, Plan
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.schedule import Chunk, RankSchedule, Transfer, schedule
+from tests.support.architectures import ARCHITECTURES
 
 ops: st.SearchStrategy[Op] = st.sampled_from([ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER])
 Arrivals = dict[tuple[int, int, Chunk], float]

@@ -25,6 +25,7 @@ from flux_inductor.planning.sm90.scatter_checker import scatter_fault
 from flux_inductor.planning.sm90.tiles import known
 from flux_inductor.planning.strategy import candidates
 from flux_inductor.planning.tile import Tile
+from tests.support.architectures import ARCHITECTURES, SMS
 
 OPS: tuple[Op, ...] = (ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER)
 TILE = Tile.parse("128x128x64/2x1")
@@ -42,7 +43,7 @@ def test_every_plan_the_strategy_can_emit_is_free_of_deadlocks(op: Op, world: in
     for rows, columns, depth in ((1, 8, 8), (200, 520, 256), (900, 1288, 2048)):
         strips = 1 + (world < 6)
         problem = Problem(op, world, strips, rows // min(world, 4) + 1, (columns,), depth, "bf16")
-        plans = candidates(problem, "cuda")
+        plans = candidates(problem, ARCHITECTURES["cuda"])
         for plan in rng.sample(plans, min(len(plans), 3)):
             for at_once in (1, 5, 1000):
                 assert counter_example(problem, plan, [at_once] * world) is None, (problem, plan)
@@ -259,6 +260,6 @@ def test_the_plans_of_two_gpus_are_free_of_deadlocks() -> None:
     """Of the sizes of real layers, as many clusters resident as there are and few."""
     for op, n, k in ((ALL_GATHER_MATMUL, 1280, 8192), (MATMUL_REDUCE_SCATTER, 8192, 1024)):
         problem = Problem(op, 2, 1, 2048, (n,), k, "bf16")  # type: ignore[arg-type]
-        for plan in candidates(problem, "cuda"):
-            assert fitted(problem, plan, menu_of(problem)) == plan
+        for plan in candidates(problem, ARCHITECTURES["cuda"]):
+            assert fitted(problem, plan, menu_of(problem), SMS) == plan
             assert counter_example(problem, plan, [66, 66], [66, 3]) is None

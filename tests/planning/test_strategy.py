@@ -11,7 +11,6 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flux_inductor.planning.architectures import ARCHITECTURES
 from flux_inductor.planning.cost import predict
 from flux_inductor.planning.installed import CPU_ONLY, Installed, InstalledEngine
 from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER, OPS
@@ -22,6 +21,7 @@ from flux_inductor.planning.sm90.limits import GRANULE
 from flux_inductor.planning.strategy import MODES, Decision, Mode, candidates, choose, priced, worth_us
 from flux_inductor.planning.table import MOST_ROWS, TOLERANCE
 from flux_inductor.planning.topology import Device, Topology
+from tests.support.architectures import ARCHITECTURES
 from tests.support.installations import EVERYWHERE
 
 S = sympy.Symbol("s0", integer=True, positive=True)
@@ -75,7 +75,7 @@ def test_auto_fuses_what_is_predicted_faster_by_the_margin_and_nothing_else(
     machine = architecture.machine
     decision = decide(problem, device)
     problem = priced(problem)
-    least = min(predict(problem, plan, architecture) for plan in candidates(problem, device))
+    least = min(predict(problem, plan, architecture) for plan in candidates(problem, ARCHITECTURES[device]))
     unfused = predict(problem, UNFUSED, architecture)
     assert decision.fused == (least <= worth_us(unfused, machine))
     assert least <= (1 - machine.margin.value) * unfused or not decision.fused
@@ -110,7 +110,7 @@ def test_a_table_is_near_the_best_at_every_m(where: tuple[Problem, Device], mode
     rows = max(m // cast(int, open_problem.m.subs(S, 1)), 1)  # type: ignore[union-attr]
     concrete = Problem(**{**vars(problem), "rows": rows})
     time = predict(concrete, table.at(cast(int, concrete.m)), architecture)
-    plans = candidates(open_problem, device)
+    plans = candidates(open_problem, ARCHITECTURES[device])
     unfused = predict(concrete, UNFUSED, architecture)
     best = min(predict(concrete, plan, architecture) for plan in plans)
     assert len(table.entries) < 20
@@ -199,7 +199,7 @@ def test_what_the_cuda_kernels_lack_is_left_unfused(change: dict[str, object], w
 def test_every_plan_is_one_that_the_engine_can_run() -> None:
     for device, op, rows in itertools.product(BOTH, OPS, (S, 4096)):
         problem = Problem(op, 2, 1, rows, (6144,), 12288, "bf16")
-        plans = candidates(problem, device)
+        plans = candidates(problem, ARCHITECTURES[device])
         assert {plan.direction for plan in plans} == set(op.directions[device])
         for plan in plans:
             check_plan(plan, op, device)
@@ -244,11 +244,11 @@ def test_what_the_link_bounds_gets_uneven_chunks(op: Op, m: int, n: int, k: int,
     problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16")
     decision = decide(problem, "cuda")
     assert str(decision.plan) == plan
-    evens = (each for each in candidates(problem, "cuda") if not each.last)
+    evens = (each for each in candidates(problem, ARCHITECTURES["cuda"]) if not each.last)
     even_us = min(predict(problem, each, ARCHITECTURES["cuda"]) for each in evens)
     assert decision.fused_us is not None
     assert decision.fused_us < 0.98 * even_us
-    assert all(each.reserve == 12 for each in candidates(problem, "cuda", 12))
+    assert all(each.reserve == 12 for each in candidates(problem, ARCHITECTURES["cuda"], 12))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_what_arithmetic_bounds_keeps_even_chunks(m: int, n: int) -> None:
 
 def test_shards_in_strips_are_gathered_in_even_chunks() -> None:
     problem = Problem(ALL_GATHER_MATMUL, 2, 2, 2048, (1280,), 8192, "bf16")
-    assert not any(plan.last for plan in candidates(problem, "cuda"))
+    assert not any(plan.last for plan in candidates(problem, ARCHITECTURES["cuda"]))
 
 
 # Ranks, N and K of the scatters of 256 rows. Measured on two ranks: 1.19 and 1.57 of the product alone,
@@ -312,6 +312,21 @@ def test_a_reserve_that_leaves_no_room_is_an_error(reserve: int) -> None:
     problem = Problem(ALL_GATHER_MATMUL, 2, 1, 512, (512,), 512, "bf16")
     with pytest.raises(ValueError, match=f"reserve_sms={reserve} is out of range.* 0 to 66 of"):
         choose(problem, topology("cuda", 2), reserve=reserve, installed=EVERYWHERE)
+
+
+def test_plans_are_made_for_the_sms_of_the_topology() -> None:
+    """Of a smaller device the reserve is limited to half, and a product takes longer."""
+    problem = Problem(ALL_GATHER_MATMUL, 2, 1, 4096, (6144,), 12288, "bf16")
+    small = Topology("cuda", 2, link="nvlink", sms=78)
+    with pytest.raises(ValueError, match="0 to 39 of the device's 78 SMs"):
+        choose(problem, small, reserve=40, installed=EVERYWHERE)
+    few, usual = (
+        choose(problem, where, "always", installed=EVERYWHERE).fused_us
+        for where in (small, topology("cuda", 2))
+    )
+    assert few is not None
+    assert usual is not None
+    assert 1.5 < few / usual < 1.9  # 132 / 78 is 1.69
 
 
 def test_an_unknown_mode_is_an_error_that_lists_the_modes() -> None:

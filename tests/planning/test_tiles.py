@@ -17,6 +17,7 @@ from flux_inductor.planning.sm90.matmul_reduce_scatter import MOST_SIGNALS
 from flux_inductor.planning.sm90.sweep import SWEEPS
 from flux_inductor.planning.sm90.tiles import Menu, at_once, grid
 from flux_inductor.planning.tile import Tile
+from tests.support.architectures import SMS
 
 MENU: Menu = (
     Tile.parse("128x256x64/2x1"),
@@ -52,8 +53,8 @@ def test_a_malformed_tile_is_an_error() -> None:
 def test_the_tile_that_fills_the_waves_wins(m: int, n: int, tile: str) -> None:
     problem = Problem(ALL_GATHER_MATMUL, 2, 1, m // 2, (n,), 8192, "bf16")
     whole = Plan("mesh", "push", m // 2)
-    assert str(fitted(problem, whole, MENU).tile) == tile
-    times = {str(other): op_us(problem, fitted(problem, whole, (other,))) for other in MENU}
+    assert str(fitted(problem, whole, MENU, SMS).tile) == tile
+    times = {str(other): op_us(problem, fitted(problem, whole, (other,), SMS), SMS) for other in MENU}
     assert min(times, key=lambda name: times[name]) == tile
 
 
@@ -72,11 +73,11 @@ def test_a_fitted_plan_is_whole_and_its_chunks_follow_the_sweep(
 ) -> None:
     problem = Problem(op, world, strips, rows, (8 * columns,), 512, "bf16")
     direction: Direction = "store" if stored and op == MATMUL_REDUCE_SCATTER else "push"
-    plan = fitted(problem, Plan("mesh", direction, -(-rows // chunks), reserve=reserve), MENU)
+    plan = fitted(problem, Plan("mesh", direction, -(-rows // chunks), reserve=reserve), MENU, SMS)
     assert (plan.direction, plan.reserve) == (direction, reserve)
     assert parse_plan(str(plan)).at(problem.m) == plan  # type: ignore[arg-type]
-    assert fitted(problem, plan, MENU) == plan
-    tiles = grid(plan.kernel_tile, problem, 8 * columns)
+    assert fitted(problem, plan, MENU, SMS) == plan
+    tiles = grid(plan.kernel_tile, problem, 8 * columns, SMS)
     assert 1 <= plan.sweep <= tiles.rows
     if op == MATMUL_REDUCE_SCATTER:
         step = tiles.tile.n * tiles.tile.cluster_n
@@ -89,11 +90,11 @@ def test_a_fitted_plan_is_whole_and_its_chunks_follow_the_sweep(
 
 def test_what_a_kernel_stores_has_several_signals_a_round() -> None:
     problem = Problem(MATMUL_REDUCE_SCATTER, 2, 1, 4096, (12288,), 6144, "bf16")
-    plan = fitted(problem, Plan("mesh", "store", 4096), MENU)
+    plan = fitted(problem, Plan("mesh", "store", 4096), MENU, SMS)
     tile = plan.kernel_tile
-    tiles = grid(tile, problem, 12288)
+    tiles = grid(tile, problem, 12288, SMS)
     chunks = -(-4096 // plan.chunk) * -(-12288 // plan.width)
-    rounds = tiles.rows * tiles.columns / at_once(tile)
+    rounds = tiles.rows * tiles.columns / at_once(tile, SMS)
     assert 4 * rounds <= chunks <= 16 * rounds
 
 
@@ -102,25 +103,25 @@ def test_what_a_kernel_stores_has_several_signals_a_round() -> None:
 def test_any_width_may_be_given(direction: Direction, width: int) -> None:
     """A width below a tile's counts as one column of tiles, which is how the engine reads it."""
     problem = Problem(MATMUL_REDUCE_SCATTER, 2, 1, 4096, (12288,), 6144, "bf16")
-    plan = fitted(problem, Plan("mesh", direction, 512, width=width), MENU)
+    plan = fitted(problem, Plan("mesh", direction, 512, width=width), MENU, SMS)
     tile = plan.kernel_tile
     whole = replace(plan, width=max(tile.n, -(-width // tile.n) * tile.n))
     assert plan.width == width
-    assert op_us(problem, plan) == op_us(problem, whole)
+    assert op_us(problem, plan, SMS) == op_us(problem, whole, SMS)
 
 
 def test_sms_left_to_others_hold_no_tiles() -> None:
     tile = Tile.parse("256x192x64/2x1")
-    assert [at_once(tile, reserve) for reserve in (0, 8, 9, 131, 132)] == [66, 62, 61, 1, 1]
+    assert [at_once(tile, SMS - reserve) for reserve in (0, 8, 9, 131, 132)] == [66, 62, 61, 1, 1]
     problem = Problem(ALL_GATHER_MATMUL, 2, 1, 4096, (6144,), 12288, "bf16")
-    free, reserved = (fitted(problem, Plan("mesh", "push", 4096, reserve=n), MENU) for n in (0, 40))
-    assert op_us(problem, reserved) > 1.2 * op_us(problem, free)
+    free, reserved = (fitted(problem, Plan("mesh", "push", 4096, reserve=n), MENU, SMS) for n in (0, 40))
+    assert op_us(problem, reserved, SMS) > 1.2 * op_us(problem, free, SMS)
 
 
 def test_an_empty_menu_is_named() -> None:
     problem = Problem(ALL_GATHER_MATMUL, 2, 1, 512, (512,), 512, "bf16")
     with pytest.raises(ValueError, match="no all_gather_matmul kernel was compiled for bf16"):
-        fitted(problem, Plan("mesh", "push", 64), ())
+        fitted(problem, Plan("mesh", "push", 64), (), SMS)
 
 
 def test_a_tile_that_is_not_compiled_is_named_with_those_that_are() -> None:
@@ -128,4 +129,4 @@ def test_a_tile_that_is_not_compiled_is_named_with_those_that_are() -> None:
     with pytest.raises(
         ValueError, match=r"no kernel with tile 64x64x64/1x1 for bf16; valid: 128x256x64/2x1, "
     ):
-        fitted(problem, parse_plan("mesh push chunk=64 tile=64x64x64/1x1").at(1), MENU)
+        fitted(problem, parse_plan("mesh push chunk=64 tile=64x64x64/1x1").at(1), MENU, SMS)

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flux_inductor.planning.architectures import ARCHITECTURES
 from flux_inductor.planning.cost import predict
 from flux_inductor.planning.ops import ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
 from flux_inductor.planning.ops.op import Op
@@ -27,6 +26,7 @@ from flux_inductor.planning.sm90.tiles import grid
 from flux_inductor.planning.sm90.timeline import Gathered, Rounds, Turns, gather_us, push_us, store_us
 from flux_inductor.planning.strategy import candidates
 from flux_inductor.planning.tile import Tile
+from tests.support.architectures import ARCHITECTURES, SMS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 OPS: tuple[Op, ...] = (ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER)
@@ -187,7 +187,7 @@ class Measured:
 
     @property
     def predicted(self) -> float:
-        return op_us(self.problem, self.plan)
+        return op_us(self.problem, self.plan, SMS)
 
 
 NAMED: dict[str, Op] = {op.name: op for op in OPS}
@@ -217,7 +217,7 @@ def _plan(problem: Problem, name: str, direction: Direction, numbers: list[int])
     if problem.op == ALL_GATHER_MATMUL:
         chunk = -(-rows // numbers[0])
         return Plan("mesh", "push", chunk, tile, sweep=max(1, min(SWEPT_ROWS, chunk) // (2 * tile.m)))
-    tiles = grid(tile, problem, n)
+    tiles = grid(tile, problem, n, SMS)
     sweep = min(numbers[0], tiles.rows)
     width = -(-tiles.columns // numbers[1]) * tile.n
     return Plan("mesh", direction, min(sweep * tile.m * tile.cluster_m, rows), tile, sweep, width)
@@ -247,7 +247,7 @@ def engine_runs() -> dict[tuple[str, Op, int, int, int], list[Measured]]:
     for row in json.loads((RESULTS / "plans.json").read_text())["rows"]:
         op, m, n, k = NAMED[row["op"]], row["m"], row["n"], row["k"]
         problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16", return_gathered=row["kept"])
-        plan = fitted(problem, parse_plan(row["plan"]).at(m), menu_of(problem))
+        plan = fitted(problem, parse_plan(row["plan"]).at(m), menu_of(problem), SMS)
         runs.setdefault((row["run"], op, m, n, k), []).append(Measured(problem, plan, row["us"]))
     return runs
 
@@ -284,7 +284,7 @@ def test_the_transport_is_chosen_that_was_measured_faster() -> None:
         if max(best.values()) < (1.12 if faster == "store" else 1.05) * best[faster]:
             continue
         problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16")
-        fastest = min(candidates(problem, "cuda"), key=lambda plan: op_us(problem, plan))
+        fastest = min(candidates(problem, ARCHITECTURES["cuda"]), key=lambda plan: op_us(problem, plan, SMS))
         assert fastest.direction == faster, (m, n, k)
         seen[faster] += 1
     assert min(seen["push"], seen["store"]) >= 5, seen
@@ -294,14 +294,14 @@ def test_the_transport_is_chosen_that_was_measured_faster() -> None:
 def test_stores_lose_to_the_copy_engine_where_arithmetic_is_the_bound(m: int, k: int) -> None:
     """Measured with 2048: 1.14 of the product alone, where copies took 1.07; with 1024: 1.25 and 1.46."""
     problem = Problem(MATMUL_REDUCE_SCATTER, 2, 1, m // 2, (8192,), k, "bf16")
-    fastest = min(candidates(problem, "cuda"), key=lambda plan: op_us(problem, plan))
+    fastest = min(candidates(problem, ARCHITECTURES["cuda"]), key=lambda plan: op_us(problem, plan, SMS))
     assert fastest.direction == "push"
 
 
 def test_a_link_bound_gather_is_cut_into_more_than_two_chunks() -> None:
     problem = Problem(ALL_GATHER_MATMUL, 2, 1, 4096, (1280,), 8192, "bf16")
-    even = [plan for plan in candidates(problem, "cuda") if not plan.last]
-    fastest = min(even, key=lambda plan: op_us(problem, plan))
+    even = [plan for plan in candidates(problem, ARCHITECTURES["cuda"]) if not plan.last]
+    fastest = min(even, key=lambda plan: op_us(problem, plan, SMS))
     assert 512 < fastest.chunk <= 4096 // 3
 
 
@@ -334,7 +334,8 @@ def test_uneven_chunks_gain_about_what_was_measured(
 ) -> None:
     problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16")
     first, second = (
-        op_us(problem, fitted(problem, parse_plan(text).at(m), menu_of(problem))) for text in (even, uneven)
+        op_us(problem, fitted(problem, parse_plan(text).at(m), menu_of(problem), SMS), SMS)
+        for text in (even, uneven)
     )
     assert abs(first / even_us - 1) < 0.12
     assert abs(second / uneven_us - 1) < 0.06
@@ -345,8 +346,8 @@ def test_a_sweep_across_two_chunks_waits_for_both() -> None:
     problem = Problem(ALL_GATHER_MATMUL, 2, 1, 4096, (1280,), 8192, "bf16")
     apart, across = (Plan("mesh", "push", 2048, Tile.parse("128x160x64/2x1"), sweep) for sweep in (4, 6))
     # Measured across: 1.33 and 1.38 of the product alone, where four chunks, also apart, took 1.21.
-    assert op_us(problem, across) > 1.1 * op_us(problem, apart)
-    chosen = fitted(problem, Plan("mesh", "push", 2048, Tile.parse("128x160x64/2x1")), menu_of(problem))
+    assert op_us(problem, across, SMS) > 1.1 * op_us(problem, apart, SMS)
+    chosen = fitted(problem, Plan("mesh", "push", 2048, Tile.parse("128x160x64/2x1")), menu_of(problem), SMS)
     assert 2048 % (chosen.sweep * 256) == 0, "chunks are whole sweeps"
 
 
@@ -363,7 +364,9 @@ def test_a_chosen_plan_is_not_slower_than_what_was_measured(
     op: Op, m: int, n: int, k: int, us: float
 ) -> None:
     problem = Problem(op, 2, 1, m // 2, (n,), k, "bf16")
-    best = min(predict(problem, plan, ARCHITECTURES["cuda"]) for plan in candidates(problem, "cuda"))
+    best = min(
+        predict(problem, plan, ARCHITECTURES["cuda"]) for plan in candidates(problem, ARCHITECTURES["cuda"])
+    )
     # The two runs differ by their clocks.
     assert best < min(1.06 * us, 0.9 * predict(problem, UNFUSED, ARCHITECTURES["cuda"]))
     assert best > 0.8 * us

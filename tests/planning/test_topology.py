@@ -12,12 +12,13 @@ few = st.integers(1, 8)
 links = st.sampled_from([("cpu", "shm"), ("cuda", "nvlink"), ("cuda", "pcie")])
 
 
-@given(few, few, few, links, st.booleans())
+@given(few, few, few, links, st.booleans(), st.integers(0, 200))
 def test_text_round_trips(
-    per_domain: int, numa: int, nodes: int, link: tuple[str, str], shared: bool
+    per_domain: int, numa: int, nodes: int, link: tuple[str, str], shared: bool, sms: int
 ) -> None:
     ranks = per_domain * numa * nodes
-    topology = Topology(link[0], ranks, nodes, numa, link[1], shared)  # type: ignore[arg-type]
+    sms = sms if link[0] == "cuda" else 0
+    topology = Topology(link[0], ranks, nodes, numa, link[1], shared, sms)  # type: ignore[arg-type]
     assert Topology.parse(str(topology)) == topology
     assert topology.ranks_per_node == per_domain * numa
 
@@ -31,6 +32,9 @@ def test_texts() -> None:
     )
     assert Topology.parse("cuda ranks=2 link=nvlink shared=no") == Topology("cuda", 2, link="nvlink")
     assert Topology.parse("cuda link=nvlink   ranks=8") == Topology("cuda", 8, link="nvlink")
+    assert Topology.parse("cuda link=nvlink ranks=8 sms=132") == Topology("cuda", 8, link="nvlink")
+    assert str(Topology("cuda", 4, link="nvlink", sms=114)) == "cuda ranks=4 nodes=1 link=nvlink sms=114"
+    assert (Topology("cpu", 2).sms, Topology("cuda", 2, link="nvlink").sms) == (0, 132)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +51,8 @@ def test_texts() -> None:
         ("cpu ranks=0 link=shm", "ranks=0", "at least 1"),
         ("cpu ranks=2 ranks=3 link=shm", "ranks is given twice", "twice"),
         ("cpu ranks=2 link=shm shared=maybe", "'shared=maybe'", "shared=yes or shared=no"),
-        ("cpu ranks=2 link=shm fast", "'fast'", "valid: ranks=<count>, nodes=<count>, numa=<count>, link="),
+        ("cpu ranks=2 link=shm fast", "'fast'", "valid: ranks=<count>, nodes=<count>, numa=<count>, sms="),
+        ("cpu ranks=2 link=shm sms=8", "sms=8", "leave it out"),
         ("cuda ranks=6 nodes=4 link=pcie", "ranks=6", "every node must hold the same number"),
         ("cuda ranks=6 nodes=2 numa=2 link=pcie", "numa=2", "every NUMA domain must hold the same number"),
     ],

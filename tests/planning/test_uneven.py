@@ -16,6 +16,7 @@ from flux_inductor.planning.sm90.fit import fitted, menu_of, op_us
 from flux_inductor.planning.sm90.tiles import known
 from flux_inductor.planning.strategy import candidates
 from flux_inductor.planning.tile import Tile
+from tests.support.architectures import ARCHITECTURES, SMS
 
 reserves = st.sampled_from([0, 8, 33, 66])
 sizes = st.sampled_from([8, 136, 280, 544, 1280, 3072, 8192])
@@ -33,8 +34,8 @@ def best_uneven(problem: Problem, reserve: int) -> list[Plan]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uneven, "LINK_BOUND", 0.0)
         patch.setattr(uneven, "GAIN", -1e9)
-        even = fitted(problem, Plan("mesh", "push", known(problem.extent), reserve=reserve), menu)
-        return [plan for plan in uneven.uneven(problem, even, menu) if plan != even]
+        even = fitted(problem, Plan("mesh", "push", known(problem.extent), reserve=reserve), menu, SMS)
+        return [plan for plan in uneven.uneven(problem, even, menu, SMS) if plan != even]
 
 
 def check_sizes(problem: Problem, plan: Plan) -> None:
@@ -64,18 +65,18 @@ def test_the_last_chunk_of_a_ragged_shard_begins_with_a_cluster() -> None:
 @settings(max_examples=100, deadline=None)
 @given(problems(), reserves)
 def test_uneven_chunks_are_offered_only_where_they_gain(problem: Problem, reserve: int) -> None:
-    plans = candidates(problem, "cuda", reserve)
+    plans = candidates(problem, ARCHITECTURES["cuda"], reserve)
     ends = [plan for plan in plans if plan.last or plan.slices]
     assert len(ends) <= 1
     assert ends in ([], list(plans[-1:]))
-    even_us = min(op_us(problem, plan) for plan in plans if plan not in ends)
-    assert all(op_us(problem, plan) < (1 - uneven.GAIN) * even_us for plan in ends)
+    even_us = min(op_us(problem, plan, SMS) for plan in plans if plan not in ends)
+    assert all(op_us(problem, plan, SMS) < (1 - uneven.GAIN) * even_us for plan in ends)
 
 
 def test_slices_let_one_round_of_tiles_begin_at_once() -> None:
     """Measured: 1.010 of the product alone with six slices, 1.034 with two rounds of smaller tiles."""
     problem = Problem(ALL_GATHER_MATMUL, 2, 1, 512, (6144,), 12288, "bf16")
-    fastest = min(candidates(problem, "cuda"), key=lambda plan: op_us(problem, plan))
+    fastest = min(candidates(problem, ARCHITECTURES["cuda"]), key=lambda plan: op_us(problem, plan, SMS))
     assert (fastest.tile, fastest.last, fastest.slices) == (Tile.parse("256x192x64/2x1"), 512, 6)
     kept = replace(problem, return_gathered=True)
-    assert not any(plan.slices for plan in candidates(kept, "cuda"))
+    assert not any(plan.slices for plan in candidates(kept, ARCHITECTURES["cuda"]))

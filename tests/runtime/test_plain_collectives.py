@@ -12,7 +12,7 @@ from torch import Tensor
 
 import flux_inductor
 from flux_inductor import auto_plan
-from flux_inductor.planning.architectures import ARCHITECTURES
+from flux_inductor.planning.architectures import KINDS
 from flux_inductor.planning.plan import parse_plan
 from flux_inductor.planning.topology import Topology
 from flux_inductor.runtime import torch_private
@@ -94,7 +94,7 @@ def _plans(rank: int, world: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         _gloo_counts(patch)
         patch.setattr(auto_plan, "choose", choose)
-        patch.setattr(auto_plan, "_architecture", lambda device: ARCHITECTURES["cuda"])
+        patch.setattr(auto_plan, "_architecture", lambda device: KINDS["cuda"])
         product()
         product()
         assert planned == [None]

@@ -42,7 +42,7 @@ class GatherKernels(OpKernels):
 
     def time_us(self, problem: Problem, plan: Plan, launches: Sequence[Rounds]) -> tuple[float, int]:
         shards = _shards(problem, plan)
-        keep = keep_rate(plan.kernel_tile, plan.reserve) if problem.return_gathered else 0.0
+        keep = keep_rate(plan.kernel_tile, launches[0].at_once) if problem.return_gathered else 0.0
         copies = sum(chunk.slices for shard in shards for chunk in shard)
         return gather_us(launches, shards, keep=keep), copies
 

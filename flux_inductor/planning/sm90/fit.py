@@ -19,7 +19,7 @@ from flux_inductor.planning.sm90.matmul_reduce_scatter import ScatterKernels
 from flux_inductor.planning.sm90.model import KERNEL
 from flux_inductor.planning.sm90.op_kernels import OpKernels
 from flux_inductor.planning.sm90.sweep import sweep_loss
-from flux_inductor.planning.sm90.tiles import Grid, Menu, at_once, grid, known, multiply_us
+from flux_inductor.planning.sm90.tiles import Grid, Menu, grid, known, multiply_us
 from flux_inductor.planning.sm90.timeline import Rounds
 from flux_inductor.planning.tile import Tile
 
@@ -35,10 +35,11 @@ def menu_of(problem: Problem) -> Menu:
 
 
 @lru_cache(maxsize=4096)
-def fitted(problem: Problem, plan: Plan, menu: Menu) -> Plan:
+def fitted(problem: Problem, plan: Plan, menu: Menu, sms: int) -> Plan:
     """The plan with everything that the kernel needs: tile, sweep and, for a reduce_scatter, width.
 
-    What the plan says already stays. All sizes must be known, and the answer is the same on all ranks.
+    What the plan says already stays. All sizes must be known, and the answer is the same on all ranks whose
+    devices have as many SMs.
 
     Raises:
         ValueError: the plan's tile is not on the menu, or the menu is empty.
@@ -51,17 +52,17 @@ def fitted(problem: Problem, plan: Plan, menu: Menu) -> Plan:
             raise ValueError(
                 f"plan '{plan}': there is no kernel with tile {plan.tile} for {problem.dtype}; valid: {valid}"
             )
-        return _with_tile(problem, plan, plan.tile)
+        return _with_tile(problem, plan, plan.tile, sms)
     # A tile twice as wide as the product multiplies nothing with half of its columns; another covers it.
     narrow = [tile for tile in menu if tile.n < 2 * max(map(known, problem.columns))]
-    plans = [_with_tile(problem, plan, tile) for tile in narrow or menu]
-    return min(plans, key=lambda each: op_us(problem, each))
+    plans = [_with_tile(problem, plan, tile, sms) for tile in narrow or menu]
+    return min(plans, key=lambda each: op_us(problem, each, sms))
 
 
 @lru_cache(maxsize=16384)
-def op_us(problem: Problem, plan: Plan) -> float:
+def op_us(problem: Problem, plan: Plan, sms: int) -> float:
     """The fused op by a plan that `fitted` has completed, microseconds."""
-    grids = [grid(plan.kernel_tile, problem, known(columns)) for columns in problem.columns]
+    grids = [grid(plan.kernel_tile, problem, known(columns), sms) for columns in problem.columns]
     launches = [_rounds(problem, each, plan.reserve, sweep_loss(each, plan.sweep)) for each in grids]
     device_us, copies = KERNELS[problem.op].time_us(problem, plan, launches)
     return max(device_us, _least_us(problem, copies))
@@ -72,14 +73,14 @@ def _rounds(problem: Problem, tiles: Grid, reserve: int, loss: float = 0.0) -> R
     one = multiply_us(tiles.tile, known(problem.depth))
     one += KERNELS[problem.op].epilogue_us(problem, tiles.tile)
     one *= 1 + KERNEL.sweep.value * loss
-    return Rounds(problem.world, tiles.rows * tiles.columns, at_once(tiles.tile, reserve), one)
+    return Rounds(problem.world, tiles.rows * tiles.columns, tiles.at_once(reserve), one)
 
 
-def product_us(problem: Problem, reserve: int, menu: Menu) -> float:
+def product_us(problem: Problem, reserve: int, menu: Menu, sms: int) -> float:
     """The kernel's time with the best of the tiles if it waited for nothing, microseconds."""
 
     def time(tile: Tile) -> float:
-        grids = (grid(tile, problem, known(columns)) for columns in problem.columns)
+        grids = (grid(tile, problem, known(columns), sms) for columns in problem.columns)
         rounds = (_rounds(problem, tiles, reserve) for tiles in grids)
         return sum(KERNEL.launch.value + each.time(each.all_tiles) for each in rounds)
 
@@ -93,6 +94,6 @@ def _least_us(problem: Problem, copies: int) -> float:
     return max(host, KERNEL.launch.value + weight_bytes / (1e3 * CUDA.memory.value))
 
 
-def _with_tile(problem: Problem, plan: Plan, tile: Tile) -> Plan:
-    tiles = grid(tile, problem, max(map(known, problem.columns)))
+def _with_tile(problem: Problem, plan: Plan, tile: Tile, sms: int) -> Plan:
+    tiles = grid(tile, problem, max(map(known, problem.columns)), sms)
     return KERNELS[problem.op].complete(problem, plan, tiles)

@@ -18,7 +18,7 @@ from flux_inductor.planning.sm90.model import KERNEL
 from flux_inductor.planning.sm90.op_kernels import OpKernels
 from flux_inductor.planning.sm90.scatter_checker import scatter_fault
 from flux_inductor.planning.sm90.sweep import sweep_loss, sweeps
-from flux_inductor.planning.sm90.tiles import Grid, Menu, at_once, known, parsed
+from flux_inductor.planning.sm90.tiles import Grid, Menu, known, parsed
 from flux_inductor.planning.sm90.timeline import Rounds, Turns, push_us, store_us
 from flux_inductor.planning.tile import Tile
 
@@ -103,7 +103,7 @@ def _chunks_wanted(problem: Problem, plan: Plan, tiles: Grid) -> int:
     """Of a part. Where nothing is paid for a chunk, there are several a round."""
     if plan.direction != "store":
         return -(-known(problem.extent) // plan.chunk)
-    rounds = tiles.rows * tiles.columns / at_once(tiles.tile, plan.reserve)
+    rounds = tiles.rows * tiles.columns / tiles.at_once(plan.reserve)
     return min(max(round(SIGNALS * rounds), 1), MOST_SIGNALS)
 
 

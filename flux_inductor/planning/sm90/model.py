@@ -12,7 +12,6 @@ class KernelModel:
     """Speeds and fixed costs of the persistent CUDA kernels, for the timeline.
 
     A tile
-        sms: of the device.
         rate: of one SM, TFLOP/s; traffic: its loss by loads, per (1/m + 1/n) of a tile.
         last: a last round of which a share f is filled takes f ** last of a round: idle SMs
             leave their power to the others, but the deepest tile still has its depth.
@@ -44,7 +43,6 @@ class KernelModel:
             its end, and kernels of NCCL that start meanwhile would wait (rule R2).
     """
 
-    sms: Quantity
     rate: Quantity
     traffic: Quantity
     last: Quantity
@@ -83,7 +81,6 @@ _ENGINE = f"fitted to whole calls of two processes, plans.json, {H200}"
 _ESTIMATE = "estimate, to be measured"
 
 KERNEL = KernelModel(
-    sms=Quantity(132, "", "H100, H200"),
     rate=Quantity(7.08, "TFLOP/s", _ALONE),
     traffic=Quantity(13.1, "", _ALONE),
     last=Quantity(0.1, "", _ALONE),

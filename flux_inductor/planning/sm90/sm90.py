@@ -20,8 +20,8 @@ LARGE_CHUNK = 8192
 
 
 class Sm90(Architecture):
+    device = "cuda"
     machine = CUDA
-    sms = int(KERNEL.sms.value)
     reserve = int(KERNEL.reserve.value)
 
     def limit(self, problem: Problem) -> str:
@@ -40,9 +40,12 @@ class Sm90(Architecture):
             return tuple(plans)
         menu = menu_of(problem)
         # Different cuts may come out alike, since chunks follow the tiles.
-        even = list(dict.fromkeys(fitted(problem, plan, menu) for plan in plans))
-        return (*even, *uneven(problem, min(even, key=lambda plan: op_us(problem, plan)), menu))
+        even = list(dict.fromkeys(fitted(problem, plan, menu, self.sms) for plan in plans))
+        best = min(even, key=lambda plan: op_us(problem, plan, self.sms))
+        return (*even, *uneven(problem, best, menu, self.sms))
 
     def fused_us(self, problem: Problem, plan: Plan) -> float | None:
         """By the timeline of the kernel that the plan will get, where sizes are known."""
-        return None if problem.symbols else op_us(problem, fitted(problem, plan, menu_of(problem)))
+        if problem.symbols:
+            return None
+        return op_us(problem, fitted(problem, plan, menu_of(problem), self.sms), self.sms)

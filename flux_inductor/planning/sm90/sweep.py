@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from flux_inductor.planning.sm90.tiles import Grid, at_once
+from flux_inductor.planning.sm90.tiles import Grid
 
 # Sweeps worth trying: beyond, the cache holds no more.
 SWEEPS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -22,7 +22,7 @@ def _operands(tiles: Grid, sweep: int) -> float:
     `sweep` rows of clusters are swept together along the columns: the clusters at work share `sweep` blocks
     of rows and at_once / sweep of columns, or more rows where there are not so many columns.
     """
-    tile, working = tiles.tile, at_once(tiles.tile)
+    tile, working = tiles.tile, tiles.at_once()
     rows = min(max(sweep, working / tiles.columns), tiles.rows)
     across = min(working / rows, tiles.columns)
     height, width = rows * tiles.height, across * tile.n * tile.cluster_n

@@ -31,27 +31,32 @@ class Grid:
     Args:
         rows: of clusters in a part; its strips follow one another.
         columns: of clusters.
+        sms: of the device.
     """
 
     tile: Tile
     rows: int
     columns: int
+    sms: int
 
     @property
     def height(self) -> int:
         """Rows of the product in a cluster."""
         return self.tile.m * self.tile.cluster_m
 
-
-def at_once(tile: Tile, reserve: int = 0) -> int:
-    """Clusters that the device holds when it leaves `reserve` SMs to others; at least one."""
-    blocks = int(KERNEL.sms.value) - reserve
-    return max(blocks // (tile.cluster_m * tile.cluster_n), 1)
+    def at_once(self, reserve: int = 0) -> int:
+        """Clusters that the device holds when it leaves `reserve` SMs to others."""
+        return at_once(self.tile, self.sms - reserve)
 
 
-def grid(tile: Tile, problem: Problem, columns: int) -> Grid:
+def at_once(tile: Tile, sms: int) -> int:
+    """Clusters that so many SMs hold; at least one."""
+    return max(sms // (tile.cluster_m * tile.cluster_n), 1)
+
+
+def grid(tile: Tile, problem: Problem, columns: int, sms: int) -> Grid:
     """The tiles of a product with `columns` columns. All sizes must be known."""
-    return Grid(tile, *clusters_of(tile.shape, known(problem.strips), known(problem.rows), columns))
+    return Grid(tile, *clusters_of(tile.shape, known(problem.strips), known(problem.rows), columns), sms)
 
 
 def multiply_us(tile: Tile, depth: int) -> float:
@@ -61,9 +66,10 @@ def multiply_us(tile: Tile, depth: int) -> float:
     return multiply + (KERNEL.handover.value if tile.pingpong else 0.0)
 
 
-def keep_rate(tile: Tile, reserve: int = 0) -> float:
-    """At which the kernel of a tile stores a gathered tensor, GB/s: what is under way over how long it is."""
-    blocks = at_once(tile, reserve) * tile.cluster_m * tile.cluster_n
+def keep_rate(tile: Tile, clusters: int) -> float:
+    """At which a kernel of so many clusters stores a gathered tensor, GB/s: what is under way over how long
+    it is."""
+    blocks = clusters * tile.cluster_m * tile.cluster_n
     under_way = 2 * sm90.KEEPING_BUFFERS[str(tile)] * blocks
     return min(KERNEL.kept.value, under_way / (1e3 * KERNEL.keeping.value))
 

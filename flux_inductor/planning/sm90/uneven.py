@@ -14,7 +14,7 @@ from dataclasses import replace
 from flux_inductor.planning.plan import Plan
 from flux_inductor.planning.problem import Problem
 from flux_inductor.planning.sm90.fit import KERNELS, fitted, op_us, product_us
-from flux_inductor.planning.sm90.tiles import Grid, Menu, at_once, grid, known
+from flux_inductor.planning.sm90.tiles import Grid, Menu, grid, known
 
 # Of the time without any wait: what is nearer to it has little to gain.
 LINK_BOUND = 1.06
@@ -29,7 +29,7 @@ SLICE_DEPTH = 1024
 TILES = 2
 
 
-def uneven(problem: Problem, even: Plan, menu: Menu) -> tuple[Plan, ...]:
+def uneven(problem: Problem, even: Plan, menu: Menu, sms: int) -> tuple[Plan, ...]:
     """The best plan with an uneven chunk, if it is predicted faster than the best one with even chunks.
 
     All sizes must be known. Tables by M keep even chunks: uneven ones fit the rounds of one size.
@@ -39,27 +39,27 @@ def uneven(problem: Problem, even: Plan, menu: Menu) -> tuple[Plan, ...]:
         return ()
     # In a pingpong kernel two tiles of a block are in turn, and slices serve the first: measured no gain.
     tiles = tuple(tile for tile in menu if not tile.pingpong)
-    even_us = op_us(problem, even)
-    if not tiles or even_us < LINK_BOUND * product_us(problem, even.reserve, menu):
+    even_us = op_us(problem, even, sms)
+    if not tiles or even_us < LINK_BOUND * product_us(problem, even.reserve, menu, sms):
         return ()
-    grids = [grid(tile, problem, max(map(known, problem.columns))) for tile in tiles]
+    grids = [grid(tile, problem, max(map(known, problem.columns)), sms) for tile in tiles]
     bare = Plan("mesh", "push", 1, reserve=even.reserve)
 
     def plans(tiles: Grid) -> Iterator[Plan]:
-        return (fitted(problem, plan, menu) for plan in _with_last_chunk(problem, bare, tiles))
+        return (fitted(problem, plan, menu, sms) for plan in _with_last_chunk(problem, bare, tiles))
 
     def first_us(tiles: Grid) -> float:
-        return op_us(problem, next(plans(tiles)))
+        return op_us(problem, next(plans(tiles)), sms)
 
     near = [plan for tiles in sorted(grids, key=first_us)[:TILES] for plan in plans(tiles)]
-    best = min(near, key=lambda plan: op_us(problem, plan))
-    return (best,) if op_us(problem, best) < (1 - GAIN) * even_us else ()
+    best = min(near, key=lambda plan: op_us(problem, plan, sms))
+    return (best,) if op_us(problem, best, sms) < (1 - GAIN) * even_us else ()
 
 
 def _with_last_chunk(problem: Problem, bare: Plan, tiles: Grid) -> Iterator[Plan]:
     """Last chunks of one round and of less, in slices."""
     extent = known(problem.extent)
-    one = min(max(at_once(tiles.tile, bare.reserve) // tiles.columns, 1), tiles.rows)  # rows of a round
+    one = min(max(tiles.at_once(bare.reserve) // tiles.columns, 1), tiles.rows)  # rows of a round
     slices = [count for count in SLICES if count * SLICE_DEPTH <= known(problem.depth)]
     for rows in sorted({one, -(-3 * one // 4), -(-one // 2)}, reverse=True):
         # It begins with a cluster: whatever lies before one would hold a cluster of its own.
