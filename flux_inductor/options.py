@@ -82,9 +82,7 @@ class Options:
 
             Topology.parse(self.topology)
         if self.reserve is not None and self.reserve < 0:
-            raise ValueError(
-                f"option reserve_sms={self.reserve} must be 0 or more, or 'auto'"
-            )
+            raise ValueError(f"option reserve_sms={self.reserve} must be 0 or more, or 'auto'")
 
     @property
     def reserve(self) -> int | None:

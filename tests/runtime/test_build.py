@@ -74,6 +74,8 @@ def test_kernels_are_compiled_once_for_each_family(build_core: ModuleType, tmp_p
         for job in mine:
             defined = {word[2:].partition("=")[0] for word in job.command if word.startswith("-DFLUX_")}
             assert macros == defined
+    packed = {Path(path).resolve() for path in build_core.BuildCore.get_source_files(None)}
+    assert packed >= {*tables, *(job.source for job in jobs)}, "a source distribution lacks them"
     once = [job for job in jobs if not job.source.with_name("families.def").exists()]
     assert len(once) == len({job.source for job in once}) > 0
 
